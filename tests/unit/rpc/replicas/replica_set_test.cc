@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -20,6 +21,7 @@
 namespace lossd::rpc::replica_set_test {
 namespace {
 
+using engine::EndingPhase;
 using engine::HeadConfig;
 using engine::StepRequest;
 using engine::StepResult;
@@ -33,17 +35,22 @@ using ::testing::Pointwise;
 class SetUnderTest {
  public:
   explicit SetUnderTest(int32_t replicas, const HeadConfig& config = ReplicaServers::AdamWHead(),
-                        FaultProxy::Plan plan = {})
+                        FaultProxy::Plan plan = {}, std::optional<EndingPhase> cut_in = {})
       : replicas_(replicas),
         port_(FreePort()),
-        proxy_("127.0.0.1:" + std::to_string(port_), std::move(plan)),
+        proxy_("127.0.0.1:" + std::to_string(port_), std::move(plan),
+               {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}),
         servers_(replicas, config, [this](std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
           sets_.at(0)->EndTogether(std::move(head), std::move(end));
         }) {
     for (int32_t replica = 0; replica < replicas; ++replica) Create(replica);
+    started_ = true;
   }
   // Sets leave before their engines end.
-  ~SetUnderTest() { sets_.clear(); }
+  ~SetUnderTest() {
+    started_ = false;
+    sets_.clear();
+  }
 
   ReplicaServers& servers() { return servers_; }
   ReplicaSet& set(int32_t replica) { return *sets_.at(replica); }
@@ -73,11 +80,17 @@ class SetUnderTest {
     for (;;) {
       absl::StatusOr<StepResult> step = servers_.Step(generation, marks, request);
       if (!absl::IsUnavailable(step.status())) return step;
-      ++unanswered_;
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   }
-  int unanswered() const { return unanswered_; }
+  // Whether the end of some replica's window has come that far.
+  bool AnyIn(EndingPhase phase) {
+    if (!started_) return false;
+    for (int32_t replica = 0; replica < replicas_; ++replica) {
+      if (servers_.at(replica).head()->part().phase == phase) return true;
+    }
+    return false;
+  }
 
  private:
   static int FreePort() {
@@ -96,22 +109,28 @@ class SetUnderTest {
 
   const int32_t replicas_;
   const int port_;
+  std::atomic<bool> started_ = false;  // all servers are there
   FaultProxy proxy_;
   std::map<int32_t, std::unique_ptr<ReplicaSet>> sets_;
   ReplicaServers servers_;
-  int unanswered_ = 0;
 };
 
 constexpr StepRequest kStep = {.learning_rate = 1e-2};
 
 class ReplicaSetTest : public ::testing::TestWithParam<int32_t> {};
 
+// When connections are cut: in this phase of some replica's, or at any time.
 struct Cuts {
   int32_t replicas;
-  uint32_t seed;
+  std::optional<EndingPhase> in;
 };
 void PrintTo(const Cuts& cuts, std::ostream* out) {
-  *out << cuts.replicas << " replicas, seed " << cuts.seed;
+  *out << cuts.replicas << " replicas, ";
+  if (cuts.in.has_value()) {
+    *out << "in phase " << static_cast<int>(*cuts.in);
+  } else {
+    *out << "at any time";
+  }
 }
 class CutReplicaSetTest : public ::testing::TestWithParam<Cuts> {
  protected:
@@ -147,11 +166,12 @@ TEST_P(ReplicaSetTest, ThoseThatHaveMetStepTogether) {
 
 TEST_P(CutReplicaSetTest, EveryBatchCountsOnce) {
   constexpr int kFaults = 12;
-  std::mt19937 random(GetParam().seed);
+  std::mt19937 random(7);
   const auto cut_somewhere = [&](int /*connection*/) {
-    return lossd::testing::CutAfter(std::uniform_int_distribution<int64_t>(3000, 25000)(random));
+    const int64_t least = GetParam().in.has_value() ? 1 : 3000;
+    return lossd::testing::CutAfter(std::uniform_int_distribution<int64_t>(least, 25000)(random));
   };
-  SetUnderTest set(replicas(), ReplicaServers::AdamWHead(), cut_somewhere);
+  SetUnderTest set(replicas(), ReplicaServers::AdamWHead(), cut_somewhere, GetParam().in);
   ReplicaServers one(1, ReplicaServers::AdamWHead());
   for (int32_t replica = 0; replica < replicas(); ++replica) set.Meet(replica);
   uint64_t generation = 1;
@@ -174,7 +194,10 @@ TEST_P(CutReplicaSetTest, EveryBatchCountsOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Replicas, ReplicaSetTest, ::testing::Values(2, 3));
 INSTANTIATE_TEST_SUITE_P(Replicas, CutReplicaSetTest,
-                         ::testing::Values(Cuts{2, 1}, Cuts{2, 2}, Cuts{2, 3}, Cuts{3, 1}, Cuts{3, 2}));
+                         ::testing::Values(Cuts{2, {}}, Cuts{2, EndingPhase::kSealed},
+                                           Cuts{2, EndingPhase::kSummed}, Cuts{2, EndingPhase::kStepping},
+                                           Cuts{3, {}}, Cuts{3, EndingPhase::kSealed},
+                                           Cuts{3, EndingPhase::kSummed}, Cuts{3, EndingPhase::kStepping}));
 
 struct Kills {
   int32_t replicas;
@@ -199,6 +222,14 @@ class KilledReplicaTest : public ::testing::TestWithParam<Kills> {
       EXPECT_TRUE(sent.ok() || absl::IsAborted(sent)) << sent;
     }
   }
+  // Of some replica, or until the step is answered.
+  void AwaitSomePhase(const ReplicaServers::Asked& asked) {
+    const auto phase = static_cast<EndingPhase>(std::uniform_int_distribution<int>(
+        static_cast<int>(EndingPhase::kOpen), static_cast<int>(EndingPhase::kStepping))(random_));
+    while (!set_.AnyIn(phase)) {
+      if (asked.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return;
+    }
+  }
   // Kills a replica while the window is being ended; returns when it has ended.
   void StepWhileOneIsKilled(uint64_t generation) {
     std::optional<int32_t> victim = std::uniform_int_distribution<int32_t>(0, replicas() - 1)(random_);
@@ -209,8 +240,7 @@ class KilledReplicaTest : public ::testing::TestWithParam<Kills> {
       const std::vector<engine::SessionMarks> none;
       auto asked = set_.servers().BeginStep(generation, taken ? none : set_.servers().Marks(), kStep);
       if (victim.has_value()) {
-        std::this_thread::sleep_for(
-            std::chrono::microseconds(std::uniform_int_distribution<int>(0, 4000)(random_)));
+        AwaitSomePhase(asked);
         set_.Replace(*victim);
         victim.reset();
       }
