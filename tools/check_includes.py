@@ -82,8 +82,8 @@ RULES = [
     # What a checkpoint says of a head is the head's to define: so checkpoint/ is above head/, which only knows where tensors go.
     *layers(
         "server/engine/",
-        ["", "checkpoint/", "head/", "head/parts/", "schedule/", "device/sharded/", ("group/", "replicas/"), single_devices(), "device/", "regions/",
-         "chunk/", "memory/", "common/"],
+        ["", "checkpoint/", "replicas/", "head/", "head/parts/", "schedule/", "device/sharded/", "group/", single_devices(), "device/",
+         "regions/", "chunk/", "memory/", "common/"],
         r"kernels/",
         rf"{RPC}|prometheus/",
     ),
@@ -97,6 +97,12 @@ RULES = [
     (
         "server/rpc/group/",
         r"server/rpc/(group|convert)/|server/rpc/(calls/worker_pool|compression|connections/acceptor|no_plugins)\.h$|server/engine/(group|common)/|server/engine/device/device_report\.h$|kernels/collectives/(rendezvous|result)\.h$|lossd/group/v1/",
+        rf"{DEVICE}|prometheus/",
+    ),
+    # Replicas meet as ranks do, and connect themselves.
+    (
+        "server/rpc/replicas/",
+        r"server/rpc/(replicas|group|convert)/|server/engine/|server/telemetry/common/|kernels/collectives/|lossd/group/v1/",
         rf"{DEVICE}|prometheus/",
     ),
     # The messages between ranks that lanes go by.

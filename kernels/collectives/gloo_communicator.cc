@@ -126,6 +126,7 @@ class GlooCommunicator final : public Communicator {
   Result CheckStream(void* stream) const override;
   void Close() override;
 
+  Result CarryUntil(Operation operation, std::span<const Transfer> transfers, Clock::time_point deadline);
   Result TryConnect(const GlooOptions& options, Rendezvous& rendezvous);
   // Throws what Gloo throws.
   Result TryExchange(Operation operation, std::span<const Transfer> transfers, Clock::time_point deadline);
@@ -186,7 +187,8 @@ Result GlooCommunicator::Connect(const GlooOptions& options, Rendezvous& rendezv
   if (!result.ok()) return refused(result);
   // Whoever has connected has to show the token before anything else is said.
   const std::vector<Transfer> nothing(static_cast<size_t>(size()));
-  result = Carry(Operation::kConnect, nothing, nullptr);
+  result = CarryUntil(Operation::kConnect, nothing,
+                      Clock::now() + std::min(options.timeout, options.connect_timeout));
   return result.ok() ? result : refused(result);
 }
 
@@ -256,13 +258,17 @@ Result GlooCommunicator::TryConnect(const GlooOptions& options, Rendezvous& rend
 }
 
 Result GlooCommunicator::Carry(Operation operation, std::span<const Transfer> transfers, void* /*stream*/) {
+  return CarryUntil(operation, transfers, Clock::now() + timeout_);
+}
+
+Result GlooCommunicator::CarryUntil(Operation operation, std::span<const Transfer> transfers,
+                                    Clock::time_point deadline) {
   const Transfer& self = transfers[static_cast<size_t>(rank())];
   if (self.send_bytes > 0 && self.send != self.receive) {
     std::memmove(self.receive, self.send, static_cast<size_t>(self.send_bytes));
   }
   if (size() == 1) return {};
   const BlockedSignals pipe(BlockedSignals::Pipe());
-  const Clock::time_point deadline = Clock::now() + timeout_;
   try {
     return TryExchange(operation, transfers, deadline);
   } catch (const std::exception& exception) {

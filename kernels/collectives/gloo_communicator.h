@@ -22,8 +22,8 @@ struct GlooOptions {
   std::string address = "127.0.0.1";
   // For connecting, and for each call; at least 1 ms.
   std::chrono::milliseconds timeout = std::chrono::seconds(30);
-  // For connecting, if that is to end sooner: a rank that gives up before it has heard where the others are is
-  // not noticed by those that have heard where it is.
+  // For connecting, if that is to end sooner: a rank that gives up before it has heard where the others are
+  // is not noticed by those that have heard where it is.
   std::chrono::milliseconds connect_timeout = std::chrono::milliseconds::max();
 };
 

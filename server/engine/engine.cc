@@ -85,11 +85,13 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
 }
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHeadToFill(const HeadConfig& config) {
-  if (FindHead(config.name).ok()) {
+  if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHead(config.name); existing.ok()) {
+    // A try before this one has made it.
+    if ((*existing)->IsBeingFilled() && (*existing)->config() == config) return existing;
     std::promise<void> released;
-    absl::Status deleted =
-        DeleteHead(config.name, DiscardGradient::kYes, [&released] { released.set_value(); });
-    if (!deleted.ok()) return deleted;
+    absl::Status removed =
+        RemoveHead(config.name, DiscardGradient::kYes, [&released] { released.set_value(); });
+    if (!removed.ok()) return removed;
     released.get_future().wait();
   }
   return CreateHead(config, true);
@@ -110,7 +112,8 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   const MutexLock creating(create_mutex_);
   if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHead(config.name); existing.ok()) {
     const HeadConfig& have = (*existing)->config();
-    if (have == config) return existing;
+    if (have == config && is_filled == (*existing)->IsBeingFilled()) return existing;
+    if (have == config) return absl::UnavailableError(absl::StrCat("head ", config.name, " is being filled"));
     return MakeError(
         absl::StatusCode::kAlreadyExists, RejectReason::kConflict, "config",
         absl::StrCat("head ", config.name, " exists as ", Describe(have), "; asked for ", Describe(config),

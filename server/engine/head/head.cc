@@ -53,7 +53,7 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
       logits_(config_.name, kLargestLogitsCalls * MostLogitsBytes(environment_.limits)),
       logits_rows_(backend_->RowsOfLogits()) {
   if (environment_.is_filled) {
-    lifecycle_.Drain(absl::UnavailableError(
+    lifecycle_.BeginFill(absl::UnavailableError(
         absl::StrCat("head ", config_.name, " is being filled by the other replicas; try again")));
   }
 }

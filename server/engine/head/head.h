@@ -21,6 +21,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/chunk/head_config.h"
 #include "server/engine/common/counters.h"
@@ -68,7 +69,7 @@ struct HeadEnvironment {
   // At the coordinator of replicas: has all of them end this head's window (WindowEnding). Called without any
   // lock held.
   std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together = {};
-  // Of a replica that takes nothing before InstallPart.
+  // Whether it takes nothing before InstallPart.
   bool is_filled = false;
   // Told, perhaps by several heads, when the device can no longer be trusted.
   std::function<void(const absl::Status&)> on_device_failure;
@@ -202,8 +203,13 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                 std::function<void(absl::Status)> done);
   // What StepPart has made is the new version, and the next window begins. Answers who waits here.
   void PublishPart(const JointStep& step);
-  // The window is open again, with everything that it held. Tells `why` to who waits here.
-  void ReopenPart(const absl::Status& why);
+  // The window is open again, with everything that it held. Tells `why` to who waits here. Nothing if
+  // `ending` is set, and what ends the window is another one.
+  void ReopenPart(const absl::Status& why, std::optional<uint64_t> ending = std::nullopt);
+  // Sums are nothing any more: the window is to be opened again, once all know.
+  void DropSums();
+  // Whether this is what ends the window (WindowEnd::ending).
+  bool IsEnding(uint64_t ending) const;
   // The window stays as it is. The same.
   void TellWaiting(const absl::Status& why);
   // What StepPart leaves out with null; also of who has published before others.
@@ -216,6 +222,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                   std::function<void(absl::Status)> done);
   // An empty one, HeadEnvironment::is_filled, has all of it: it is as far as this now, and takes chunks.
   void InstallPart(const PartState& part);
+  bool IsBeingFilled() const;
 
   // Weights (head_weights.cc)
 
@@ -359,11 +366,19 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void Step();
   // What of a head over replicas is the coordinator's, and is another server's here.
   absl::Status CheckEndsWindows() const;
+  absl::Status CheckAlive() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // UNIMPLEMENTED for a head over replicas: `what` is there for others alone.
+  absl::Status CheckAlone(absl::string_view what) const;
+  // Weights that all replicas are stepping are not replaced by one.
+  absl::Status CheckMayPublishLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // FAILED_PRECONDITION for marks of sessions that are at no replica.
+  absl::Status CheckReplicasOf(const std::vector<SessionMarks>& marks) const;
+  absl::Status CheckSameWeightsLocked(const WindowEnd& end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefillNow(const Refill& refill, const ReplicaCommunicators& replicas);
   WindowEnd EndingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginPartLocked(const WindowEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // On the device thread; `ending` is GradientWindow's, of when it was asked for.
-  absl::StatusOr<uint64_t> SealedPart(uint64_t ending) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<uint64_t> SealedPart(uint64_t ending, const WindowEnd& end) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<GradientStats> SumNow(uint64_t ending, uint64_t window_tokens,
                                        const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators* replicas)

@@ -48,6 +48,7 @@ uint64_t Head::restores() const {
 // Saving
 
 void Head::Save(SaveAs as, StateSink* sink, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
+  if (absl::Status alone = CheckAlone("it is not saved"); !alone.ok()) return done(alone);
   // Not PostLast: what tiles hold stays there, so that the sum is that of an undisturbed run.
   environment_.scheduler->Post(this, [self = shared_from_this(), as, sink, done = std::move(done)]() mutable {
     self->SaveNow(as, sink, std::move(done));
@@ -131,6 +132,7 @@ StateKeys Head::KeysLocked() const {
 
 void Head::Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const StateSource> source,
                    std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done) {
+  if (absl::Status alone = CheckAlone("no checkpoint is restored into it"); !alone.ok()) return done(alone);
   auto shared = std::make_shared<std::vector<SessionMemory>>(std::move(memory));
   PostSettled([self = shared_from_this(), as, numbers, source = std::move(source), shared,
                done = std::move(done)] { done(self->RestoreNow(as, numbers, *source, std::move(*shared))); });

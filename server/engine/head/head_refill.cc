@@ -16,7 +16,7 @@ using kernels::RowSpan;
 using kernels::SliceLayout;
 using kernels::collectives::Communicator;
 
-// Of rows that go from one replica to another at once.
+// What goes from one replica to another at once.
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 // One slice on its way: who has it, and who is to have it.
@@ -50,8 +50,8 @@ absl::Status Deliver(const Delivery& delivery, Communicator& replicas, std::vect
   return ToStatus(replicas.Exchange(transfers, nullptr));
 }
 
-// Takes these rows over a piece at a time: read(rows, bytes) where they are, write(rows, bytes) where they are
-// to be.
+// Takes these rows over a piece at a time: read(rows, bytes) where they are, write(rows, bytes) where they
+// are to be.
 template <class Read, class Write>
 absl::Status DeliverRows(const Delivery& delivery, const RowSpan& rows, int64_t row_bytes,
                          Communicator& replicas, Read read, Write write) {
@@ -78,6 +78,7 @@ void Head::RefillPart(const Refill& refill, std::shared_ptr<const ReplicaCommuni
 }
 
 absl::Status Head::RefillNow(const Refill& refill, const ReplicaCommunicators& replicas) {
+  if (absl::Status alive = CheckAlive(); !alive.ok()) return alive;
   HeadBackend& backend = *backend_;
   Communicator& host = *replicas.host;
   const SliceLayout layout(config_.vocab_size, environment_.place.replicas);
@@ -136,7 +137,7 @@ void Head::InstallPart(const PartState& part) {
       window_.Reach(EndingPhase::kSummed);
       joint_step_ = part.step;
     }
-    lifecycle_.Admit();
+    lifecycle_.EndFill();
     waiting = sessions_.TakeWaiting();
   }
   Call(waiting);

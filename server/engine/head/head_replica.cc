@@ -1,6 +1,7 @@
 // One replica's part in the end of a window, which all replicas of the head end together:
 // docs/decisions/0022-replicas.md.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,9 +12,9 @@ namespace lossd::engine {
 
 absl::Status Head::CheckEndsWindows() const {
   if (!environment_.place.shared() || environment_.place.coordinates()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("this server is replica ", environment_.place.replica, "; windows are ended by replica ",
-                   ReplicaPlace::kCoordinator));
+  return absl::FailedPreconditionError(absl::StrCat("this server is replica ", environment_.place.replica,
+                                                    "; windows are ended by replica ",
+                                                    ReplicaPlace::kCoordinator));
 }
 
 absl::Status Head::CheckPhaseLocked(uint64_t ending, std::initializer_list<EndingPhase> phases) const {
@@ -47,11 +48,63 @@ WindowEnd Head::EndingLocked() const {
           .marks = window_.marks(),
           .step = window_.step(),
           .weight_version = weights_.version(),
-          .optimizer_steps = weights_.optimizer_steps()};
+          .optimizer_steps = weights_.optimizer_steps(),
+          .ending = window_.ending()};
+}
+
+absl::Status Head::CheckAlone(absl::string_view what) const {
+  if (!environment_.place.shared()) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("head ", config_.name, " is over replicas: ", what));
+}
+
+absl::Status Head::CheckMayPublishLocked() const {
+  if (!environment_.place.shared()) return absl::OkStatus();
+  if (lifecycle_.filling()) return lifecycle_.admits();
+  if (window_.state() == WindowState::kOpen) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("window ", window_.generation(), " of head ", config_.name,
+                   " is being ended at all replicas; write the weights again when it is"));
+}
+
+absl::Status Head::CheckReplicasOf(const std::vector<SessionMarks>& marks) const {
+  if (!environment_.place.shared()) return absl::OkStatus();
+  for (const SessionMarks& session : marks) {
+    const std::optional<int32_t> replica = ReplicaOf(session.session_id);
+    if (replica.has_value() && *replica < environment_.place.replicas) continue;
+    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kMarks, "marks",
+                     absl::StrCat("marks name session ", session.session_id, ", which is at none of the ",
+                                  environment_.place.replicas, " replicas"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Head::CheckSameWeightsLocked(const WindowEnd& end) const {
+  if (end.weight_version == weights_.version() && end.optimizer_steps == weights_.optimizer_steps()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the weights of head ", config_.name, " are of version ", weights_.version(), " after ",
+                   weights_.optimizer_steps(), " steps; those of replica ", ReplicaPlace::kCoordinator,
+                   " of version ", end.weight_version, " after ", end.optimizer_steps));
+}
+
+bool Head::IsEnding(uint64_t ending) const {
+  const MutexLock lock(mutex_);
+  return window_.stepping() && window_.ending() == ending;
+}
+
+bool Head::IsBeingFilled() const {
+  const MutexLock lock(mutex_);
+  return lifecycle_.filling();
 }
 
 void Head::PostExchange(std::function<void()> task) {
   environment_.scheduler->Post(nullptr, std::move(task));
+}
+
+absl::Status Head::CheckAlive() const {
+  const MutexLock lock(mutex_);
+  return lifecycle_.alive();
 }
 
 // Seal
@@ -62,10 +115,8 @@ void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint
     const MutexLock lock(mutex_);
     begun = BeginPartLocked(end);
     if (begun.ok()) {
-      PostLastLocked(OwnMarks(end.marks),
-                     [self = shared_from_this(), ending = window_.ending(), done = std::move(done)] {
-                       done(self->SealedPart(ending));
-                     });
+      PostLastLocked(OwnMarks(end.marks), [self = shared_from_this(), ending = window_.ending(), end,
+                                           done = std::move(done)] { done(self->SealedPart(ending, end)); });
       return;
     }
   }
@@ -74,27 +125,24 @@ void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint
 
 absl::Status Head::BeginPartLocked(const WindowEnd& end) {
   // The coordinator has checked it all when the call came, and holds the window since.
-  if (environment_.place.coordinates()) return CheckPhaseLocked(window_.ending(), {EndingPhase::kOpen});
+  if (environment_.place.coordinates()) return CheckPhaseLocked(end.ending, {EndingPhase::kOpen});
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status place = CheckPlaceLocked(end.generation, OwnMarks(end.marks)); !place.ok()) return place;
   if (absl::Status open = window_.CheckOpen(); !open.ok()) return open;
   if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
-  if (end.weight_version != weights_.version() || end.optimizer_steps != weights_.optimizer_steps()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the weights of head ", config_.name, " are of version ", weights_.version(), " after ",
-        weights_.optimizer_steps(), " steps; those of replica ", ReplicaPlace::kCoordinator, " of version ",
-        end.weight_version, " after ", end.optimizer_steps));
-  }
+  if (absl::Status same = CheckSameWeightsLocked(end); !same.ok()) return same;
   if (absl::Status may = CheckSealableLocked(end.marks); !may.ok()) return may;
   window_.BeginStep(end.marks, end.step, nullptr);
   return absl::OkStatus();
 }
 
 // Everything accepted before the window was sealed has been processed by now.
-absl::StatusOr<uint64_t> Head::SealedPart(uint64_t ending) {
+absl::StatusOr<uint64_t> Head::SealedPart(uint64_t ending, const WindowEnd& end) {
   const MutexLock lock(mutex_);
   if (absl::Status phase = CheckPhaseLocked(ending, {EndingPhase::kOpen}); !phase.ok()) return phase;
   if (absl::Status sealed = CheckSealedLocked(); !sealed.ok()) return sealed;
+  // A write that was committed before may have been published meanwhile.
+  if (absl::Status same = CheckSameWeightsLocked(end); !same.ok()) return same;
   window_.Reach(EndingPhase::kSealed);
   return window_.tokens();
 }
@@ -124,8 +172,7 @@ absl::StatusOr<GradientStats> Head::SumNow(uint64_t ending, uint64_t window_toke
   const bool empty = window_tokens == 0;
   absl::Status status;
   if (!summed && !empty) {
-    status = gradients_.FoldSessions(gradient);
-    if (status.ok()) status = backend_->SumSlices(gradient.window, replicas);
+    status = backend_->SumSlices(gradient.window, replicas);
   }
   if (status.ok()) {
     {
@@ -153,6 +200,7 @@ void Head::StepPart(const JointStep& step, std::shared_ptr<const ReplicaCommunic
 void Head::ServeGather(std::shared_ptr<const ReplicaCommunicators> replicas,
                        std::function<void(absl::Status)> done) {
   PostExchange([self = shared_from_this(), replicas = std::move(replicas), done = std::move(done)] {
+    if (absl::Status alive = self->CheckAlive(); !alive.ok()) return done(alive);
     done(self->backend_->GatherSlices(*replicas));
   });
 }
@@ -170,9 +218,9 @@ absl::Status Head::StepNow(uint64_t ending, const JointStep& step, const Replica
     gradient = WindowGradientLocked();
     arguments = Resolve(config_.optimizer, window_.step(), weights_.optimizer_steps() + 1);
     stepped = slices_stepped_;
+    // Weights are there once: some rows are new from here on, and others old.
+    environment_.scheduler->Pause(this);
   }
-  // Weights are there once: some rows are new from here on, and others old.
-  environment_.scheduler->Pause(this);
   absl::Status status;
   if (!step.skipped) {
     if (!stepped) status = backend_->StepSlices(arguments);
@@ -211,13 +259,19 @@ void Head::PublishPart(const JointStep& step) {
 
 // What becomes of it otherwise
 
-void Head::ReopenPart(const absl::Status& why) {
+void Head::DropSums() {
+  const MutexLock lock(mutex_);
+  if (window_.stepping() && window_.phase() == EndingPhase::kSummed) window_.Reach(EndingPhase::kSealed);
+}
+
+void Head::ReopenPart(const absl::Status& why, std::optional<uint64_t> ending) {
   absl::StatusOr<StepResult> answer = why;
   std::vector<StepCallback> waiters;
   Resumes waiting;
   {
     const MutexLock lock(mutex_);
     if (!window_.stepping() || window_.phase() == EndingPhase::kStepping) return;
+    if (ending.has_value() && window_.ending() != *ending) return;
     waiters = window_.EndStep(&answer);
     waiting = sessions_.TakeWaiting();
   }

@@ -31,6 +31,7 @@ absl::StatusOr<std::shared_ptr<Head>> Head::FindTeacher(const ChunkDistillation&
 }
 
 absl::StatusOr<uint64_t> Head::TeacherVersion() const {
+  if (absl::Status alone = CheckAlone("it teaches none"); !alone.ok()) return alone;
   const MutexLock lock(mutex_);
   if (const absl::Status& ended = lifecycle_.alive(); !ended.ok()) {
     return MakeError(ended.code(), ReasonOf(ended), kTeacherField,

@@ -67,6 +67,8 @@ void Head::CommitWrite(const std::string& write_id, CommitCallback done) {
     const MutexLock lock(mutex_);
     if (!lifecycle_.alive().ok()) {
       answer = lifecycle_.alive();
+    } else if (absl::Status may = CheckMayPublishLocked(); !may.ok()) {
+      answer = may;
     } else {
       WeightStore::Commit commit = weights_.BeginCommit(write_id, done);
       answer = std::move(commit.answer);
@@ -117,6 +119,9 @@ absl::StatusOr<uint64_t> Head::ReadWeightRows(int64_t first_row, int64_t rows, k
     if (!lifecycle_.alive().ok()) return lifecycle_.alive();
     if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
     version = weights_.version();
+  }
+  if (config_.master_weights && type != config_.weight_type) {
+    if (absl::Status alone = CheckAlone("each has a part of the master weights"); !alone.ok()) return alone;
   }
   absl::Status status = backend_->ReadWeightRows(first_row, rows, type, out.matrix);
   if (status.ok() && out.bias != nullptr && config_.bias) {

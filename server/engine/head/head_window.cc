@@ -137,7 +137,7 @@ std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generat
                                                                 const std::vector<SessionMarks>& marks,
                                                                 float gradient_scale, FlushCallback& done) {
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
-  if (environment_.place.shared()) return absl::UnimplementedError("a head over replicas is not flushed");
+  if (absl::Status alone = CheckAlone("it is not flushed"); !alone.ok()) return alone;
   if (absl::Status right = CheckFlushArguments(config_, gradient_scale); !right.ok()) return right;
   if (absl::Status place = CheckPlaceLocked(generation, marks); !place.ok()) return place;
   if (window_.state() != WindowState::kOpen) return window_.JoinFlush(marks, gradient_scale, done);
@@ -301,6 +301,7 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   if (absl::Status right = CheckEndsWindows(); !right.ok()) return right;
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
+  if (absl::Status there = CheckReplicasOf(marks); !there.ok()) return there;
   if (auto repeated = RepeatedStepLocked(generation, marks, request); repeated.has_value()) return repeated;
   if (absl::Status place = CheckPlaceLocked(generation, OwnMarks(marks)); !place.ok()) return place;
   if (window_.state() != WindowState::kOpen) return window_.JoinStep(marks, request, done);
@@ -441,6 +442,7 @@ void Head::ReadStats(uint64_t generation, std::vector<SessionMarks> marks, doubl
 
 absl::Status Head::CheckStatsLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+  if (absl::Status alone = CheckAlone("its gradient is at all of them"); !alone.ok()) return alone;
   if (frozen()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "head",
                      absl::StrCat("head ", config_.name, " is frozen: it has no gradient"));

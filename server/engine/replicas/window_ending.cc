@@ -86,6 +86,9 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
   void Step(const Summed& summed);
   void Publish(const std::vector<absl::Status>& stepped);
   void Reopen(const absl::Status& why);
+  // An error ends the epoch before the others have answered: they may wait for this one at their devices.
+  template <class Answer>
+  std::function<void(Answer)> AtOnce(std::function<void(Answer)> done);
   // Some may have done what others have not.
   void Break(const absl::Status& why);
   // It is over if one was lost.
@@ -100,17 +103,20 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
 template <class Answer, class Ask>
 void WindowEnding::AskAll(std::function<void(std::vector<Answer>)> then, Ask ask) {
   const auto round = std::make_shared<Round<Answer>>(1 + replicas_.others.size(), std::move(then));
+  bool current = false;
   const bool asked = replicas_.epoch->Ask([&] {
+    current = head_->IsEnding(end_.ending);
+    if (!current) return;
     ask(nullptr, Round<Answer>::AnswerOf(round, 0));
     for (size_t i = 0; i < replicas_.others.size(); ++i) {
       ask(replicas_.others[i].get(), Round<Answer>::AnswerOf(round, 1 + i));
     }
   });
-  if (asked) {
-    round->Begin();
-  } else {
+  if (!asked) {
     (void)IsLost(ReplicaLost("a replica was lost"));
-  }
+  } else if (current) {
+    round->Begin();
+  }  // else who waited was told, and another call ends the window
 }
 
 bool WindowEnding::IsLost(const absl::Status& why) const {
@@ -119,10 +125,15 @@ bool WindowEnding::IsLost(const absl::Status& why) const {
   return true;
 }
 
-void WindowEnding::Break(const absl::Status& why) {
-  head_->TellWaiting(why);
-  replicas_.on_broken(why);
+template <class Answer>
+std::function<void(Answer)> WindowEnding::AtOnce(std::function<void(Answer)> done) {
+  return [self = shared_from_this(), done = std::move(done)](Answer answer) {
+    if (!StatusOf(answer).ok()) self->replicas_.on_broken(StatusOf(answer));
+    done(std::move(answer));
+  };
 }
+
+void WindowEnding::Break(const absl::Status& why) { head_->TellWaiting(why); }
 
 void WindowEnding::Seal() {
   AskAll<absl::StatusOr<uint64_t>>(
@@ -154,6 +165,7 @@ void WindowEnding::Tally() {
   AskAll<absl::StatusOr<GradientStats>>(
       [self = shared_from_this()](const Summed& summed) { self->Step(summed); },
       [this](ReplicaPart* other, std::function<void(absl::StatusOr<GradientStats>)> done) {
+        done = AtOnce<absl::StatusOr<GradientStats>>(std::move(done));
         if (other == nullptr) {
           head_->SumPart(step_.window_tokens, replicas_.own, std::move(done));
         } else {
@@ -170,6 +182,7 @@ void WindowEnding::Step(const Summed& summed) {
   AskAll<absl::Status>(
       [self = shared_from_this()](const std::vector<absl::Status>& stepped) { self->Publish(stepped); },
       [this](ReplicaPart* other, std::function<void(absl::Status)> done) {
+        done = AtOnce<absl::Status>(std::move(done));
         if (other == nullptr) {
           head_->StepPart(step_, replicas_.own, std::move(done));
         } else {
@@ -189,7 +202,9 @@ void WindowEnding::Reopen(const absl::Status& why) {
   AskAll<absl::Status>(
       [self = shared_from_this(), why](const std::vector<absl::Status>& reopened) {
         if (self->IsLost(FirstError(reopened))) return;
-        (void)self->replicas_.epoch->Finish([&] { self->head_->ReopenPart(why); });
+        const bool told =
+            self->replicas_.epoch->Finish([&] { self->head_->ReopenPart(why, self->end_.ending); });
+        if (!told) (void)self->IsLost(ReplicaLost("a replica was lost"));
       },
       [&why](ReplicaPart* other, const std::function<void(absl::Status)>& done) {
         if (other == nullptr) {

@@ -23,8 +23,8 @@ absl::Status ReplicaLost(absl::string_view why);
 bool IsReplicaLost(const absl::Status& status);
 
 // Another replica of a head, as the coordinator reaches it. Calls never block, and what is asked of one
-// replica comes there in the order of the calls. `done` is called once, by any thread; with ReplicaLost if the
-// epoch was over before.
+// replica comes there in the order of the calls. `done` is called once, by any thread; with ReplicaLost if
+// the epoch was over before.
 class ReplicaPart {
  public:
   virtual ~ReplicaPart() = default;
@@ -59,8 +59,8 @@ struct EndingReplicas {
   std::shared_ptr<const ReplicaCommunicators> own;  // the coordinator's
   std::vector<std::shared_ptr<ReplicaPart>> others;
   std::shared_ptr<CoordinatedEpoch> epoch;
-  // Told when not all could do what others may have done: the epoch is to end, so that they settle it. Any
-  // thread.
+  // Told, perhaps several times, when one could not do what others may have done: the epoch is to end, so
+  // that they settle it. Any thread; it does not wait.
   std::function<void(const absl::Status& why)> on_broken;
 };
 

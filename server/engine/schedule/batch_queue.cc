@@ -59,7 +59,8 @@ void BatchQueue::ResumeAll() {
 }
 
 void BatchQueue::AddFence(Task task) {
-  if (lines_.empty()) {
+  const auto paused = [](const auto& line) { return line.second.paused; };
+  if (std::all_of(lines_.begin(), lines_.end(), paused)) {
     AddTask(nullptr, std::move(task));
     return;
   }
@@ -68,7 +69,9 @@ void BatchQueue::AddFence(Task task) {
   const Task arrive = [missing, task = std::move(task)] {
     if (--*missing == 0) task();
   };
+  // Nobody knows how long a line is paused.
   for (auto& [source, line] : lines_) {
+    if (line.paused) continue;
     ++*missing;
     AddTask(source, arrive);
     if (line.jobs.empty()) continue;

@@ -76,13 +76,13 @@ class BatchQueue {
                    Clock::time_point arrival);
   // A product with the weights of so many rows, which is a third of what a batch does.
   void AddJob(const std::shared_ptr<BatchSource>& source, int64_t rows, Task task);
-  // Nothing of the source's line starts until it is resumed; what is under way goes on. Nothing happens to one
-  // that is paused, or is not.
+  // Nothing of the source's line starts until it is resumed; what is under way goes on. Nothing happens to
+  // one that is paused, or is not.
   void Pause(const BatchSource* source);
   void Resume(const BatchSource* source);
   // All lines are resumed, and none is paused any more: it is the end.
   void ResumeAll();
-  // `task` runs after everything that is there, in whatever line.
+  // `task` runs after everything that is there, in whatever line that is not paused.
   void AddFence(Task task);
 
   // Starts one batch or runs one task, if one can go now. If none can: whether and when the clock alone will
@@ -120,9 +120,7 @@ class BatchQueue {
     // What its batches and jobs have cost more than those of the line whose turn it was last had before.
     int64_t lead = 0;
 
-    bool busy() const {
-      return under_way > 0 || paused || !held.empty() || !chunks.Empty() || !jobs.empty();
-    }
+    bool busy() const { return under_way > 0 || paused || !held.empty() || !chunks.Empty() || !jobs.empty(); }
   };
 
   static void Release(Line& line);

@@ -49,8 +49,8 @@ class RankQuestions {
   virtual ~RankQuestions() = default;
 
   // Does not wait. A rank takes what it is asked in this order (GroupMember::Answer), and may answer in any.
-  // `done` is called once, by any thread and without a lock; with a loss if a rank, whichever, is lost before,
-  // or the group has ended.
+  // `done` is called once, by any thread and without a lock; with a loss if a rank, whichever, is lost
+  // before, or the group has ended.
   virtual void Ask(int32_t rank, const std::string& name, std::string command, RankAnswered done) = 0;
 };
 

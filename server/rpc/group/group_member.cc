@@ -113,6 +113,7 @@ class JoinedMember final : public GroupMember {
   bool ended() const override { return stream_->ended(); }
   Serving serving() const override { return stream_->serving(); }
   void RequestDrain() override { stream_->RequestDrain(); }
+  void Leave() override { stream_->Break(); }
   kernels::collectives::Rendezvous& rendezvous() override { return *rendezvous_; }
   std::shared_ptr<grpc::Channel> channel() const override { return channel_; }
   absl::Status Run(engine::RankExecutor& executor) override;
@@ -192,9 +193,10 @@ absl::Status JoinedMember::Answer(const Take& take, const std::function<bool()>&
     if (!command.ok()) return command.status();
     if (stop()) return absl::CancelledError("the member leaves");
     if (!command->has_value()) continue;
-    take((*command)->command(), [stream = std::weak_ptr(stream_), number = (*command)->number()](
-                                    const absl::StatusOr<std::string>& data) {
-      if (const std::shared_ptr<LeaderStream> open = stream.lock(); open != nullptr) open->Reply(number, data);
+    take((*command)->command(), [stream = std::weak_ptr(stream_),
+                                 number = (*command)->number()](const absl::StatusOr<std::string>& data) {
+      if (const std::shared_ptr<LeaderStream> open = stream.lock(); open != nullptr)
+        open->Reply(number, data);
     });
   }
 }

@@ -59,6 +59,8 @@ class GroupMember {
   virtual Serving serving() const = 0;
   // Asks the leader to end the group in order. Any thread.
   virtual void RequestDrain() = 0;
+  // Leaves before this goes: whatever waits here fails as if the leader were lost. Any thread.
+  virtual void Leave() = 0;
 
   // Lives as long as this; for one thread at a time. Fails with kPeerLost once the leader is lost.
   virtual kernels::collectives::Rendezvous& rendezvous() = 0;

@@ -352,8 +352,7 @@ absl::Status GroupState::TakeReply(int32_t rank, const group::v1::Reply& reply) 
   if (question == questions_.end() || question->second.replies[static_cast<size_t>(rank)].has_value()) {
     return absl::InternalError(absl::StrCat("nobody waits for a reply to command ", reply.number()));
   }
-  question->second.replies[static_cast<size_t>(rank)] =
-      StatusOf(reply, absl::StrCat("rank ", rank, ": "));
+  question->second.replies[static_cast<size_t>(rank)] = StatusOf(reply, absl::StrCat("rank ", rank, ": "));
   changed_.NotifyAll();
   return absl::OkStatus();
 }

@@ -49,8 +49,7 @@ class RankStream {
 using RankLost = std::function<void(int32_t rank, const std::string& why)>;
 // What a rank has replied to a command: data, or the error that it came to. If `lost` is not ok a rank was
 // lost before, and whether the command was executed is not known.
-using RankAnswered =
-    std::function<void(const absl::Status& lost, const absl::StatusOr<std::string>& data)>;
+using RankAnswered = std::function<void(const absl::Status& lost, const absl::StatusOr<std::string>& data)>;
 // Told once, when a rank first asks for it, by the thread of its stream, without a lock.
 using DrainAsked = std::function<void(int32_t rank)>;
 

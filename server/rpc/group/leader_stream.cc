@@ -231,6 +231,11 @@ void LeaderStream::RequestDrain() {
   Write(std::move(message));
 }
 
+void LeaderStream::Break() {
+  const engine::MutexLock lock(mutex_);
+  if (started_ && !done_) context_.TryCancel();
+}
+
 int64_t LeaderStream::epoch() {
   const engine::MutexLock lock(mutex_);
   return epoch_;

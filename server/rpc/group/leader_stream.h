@@ -63,6 +63,7 @@ class LeaderStream final
   void TellApplied() ABSL_LOCKS_EXCLUDED(mutex_);
   void Report(group::v1::Report report) ABSL_LOCKS_EXCLUDED(mutex_);
   void RequestDrain() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Break() ABSL_LOCKS_EXCLUDED(mutex_);
 
   int64_t epoch() ABSL_LOCKS_EXCLUDED(mutex_);  // 0 before the welcome
   bool ended() ABSL_LOCKS_EXCLUDED(mutex_);     // in order

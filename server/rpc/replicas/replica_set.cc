@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <random>
 #include <thread>
@@ -10,7 +11,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kernels/collectives/communicator.h"
 #include "kernels/collectives/gloo_communicator.h"
 #include "lossd/group/v1/replica.pb.h"
@@ -98,6 +98,15 @@ class Meeting {
     const engine::MutexLock lock(mutex_);
     return lost_;
   }
+  // What ends whatever this replica waits for; null: there is nothing any more.
+  void SetInterrupt(std::function<void()> interrupt) {
+    const engine::MutexLock lock(interrupt_mutex_);
+    interrupt_ = std::move(interrupt);
+  }
+  void Interrupt() {
+    const engine::MutexLock lock(interrupt_mutex_);
+    if (interrupt_ != nullptr) interrupt_();
+  }
   // Waits for it, or until then.
   void AwaitLoss(absl::Duration timeout) {
     const auto deadline = DeadlineAfter(timeout);
@@ -111,6 +120,23 @@ class Meeting {
   engine::CondVar changed_;
   std::shared_ptr<Connections> connections_ ABSL_GUARDED_BY(mutex_);
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
+
+  engine::Mutex interrupt_mutex_;
+  std::function<void()> interrupt_ ABSL_GUARDED_BY(interrupt_mutex_);
+};
+
+// For as long as this lives.
+class Interruptible {
+ public:
+  Interruptible(Meeting& meeting, std::function<void()> interrupt) : meeting_(meeting) {
+    meeting_.SetInterrupt(std::move(interrupt));
+  }
+  ~Interruptible() { meeting_.SetInterrupt(nullptr); }
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+
+ private:
+  Meeting& meeting_;
 };
 
 // `all` is null where all that matters is that everybody has come.
@@ -118,6 +144,34 @@ absl::Status AllGather(Rendezvous& rendezvous, std::string own, std::vector<std:
   std::vector<std::string> unused;
   return engine::ToStatus(
       rendezvous.AllGather(std::move(own), kExchangeTimeout, all == nullptr ? &unused : all));
+}
+
+// That which some have settled, or a new one.
+absl::StatusOr<uint64_t> HistoryOf(const std::vector<group::v1::ReplicaHello>& hellos) {
+  uint64_t settled = 0;
+  for (size_t i = 0; i < hellos.size(); ++i) {
+    const uint64_t its = hellos[i].history();
+    if (its == 0 || its == settled) continue;
+    if (settled != 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("replica ", i,
+                       " has windows and weights of another past than those before it; start "
+                       "the one anew that is to be filled"));
+    }
+    settled = its;
+  }
+  return settled != 0 ? settled : hellos.front().new_history();
+}
+
+// Who has not heard of what others have settled is another process than was there then.
+std::vector<bool> EmptyOnes(const std::vector<group::v1::ReplicaHello>& hellos, uint64_t history) {
+  const auto has_settled = [&](const group::v1::ReplicaHello& hello) { return hello.history() == history; };
+  std::vector<bool> empty(hellos.size());
+  if (std::none_of(hellos.begin(), hellos.end(), has_settled)) return empty;
+  for (size_t i = 0; i < hellos.size(); ++i) {
+    empty[i] = !has_settled(hellos[i]) && hellos[i].heard_history() != history;
+  }
+  return empty;
 }
 
 class MeetingReplica final : public ReplicaSet {
@@ -154,9 +208,10 @@ class MeetingReplica final : public ReplicaSet {
   // Agrees with all others on what there is, and settles it.
   absl::StatusOr<Settling> Agree(Rendezvous& rendezvous, Meeting& meeting,
                                  std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
-  static absl::Status AgreeOnHistory(const std::vector<group::v1::ReplicaHello>& hellos, uint64_t* history);
   engine::EndingReplicas ReplicasOf(const Coordination& coordination, const engine::Head& head) const;
 
+  // Who waits for the end of a window has to ask again.
+  void TellAllWaiting(const absl::Status& why);
   // Sets what Whole() says, and logs it if it is news.
   void Tell(const absl::Status& whole);
   bool Sleep(absl::Duration duration);
@@ -167,7 +222,9 @@ class MeetingReplica final : public ReplicaSet {
 
   ReplicaSetOptions options_;
   engine::Engine* engine_ = nullptr;
-  uint64_t history_ = 0;  // the thread's
+  // The thread's; as ReplicaHello has them.
+  uint64_t history_ = 0;
+  uint64_t heard_history_ = 0;
 
   mutable engine::Mutex mutex_;
   engine::CondVar changed_;
@@ -180,13 +237,24 @@ class MeetingReplica final : public ReplicaSet {
 };
 
 MeetingReplica::~MeetingReplica() {
+  std::shared_ptr<Meeting> meeting;
   {
     const engine::MutexLock lock(mutex_);
     stopping_ = true;
-    if (meeting_ != nullptr) meeting_->Lose(absl::CancelledError("this replica leaves"));
+    meeting = meeting_;
     changed_.NotifyAll();
   }
-  if (thread_.joinable()) thread_.join();
+  if (meeting != nullptr) {
+    meeting->Lose(absl::CancelledError("this replica leaves"));
+    meeting->Interrupt();
+  }
+  if (!thread_.joinable()) return;
+  thread_.join();
+  TellAllWaiting(absl::UnavailableError("this replica leaves"));
+}
+
+void MeetingReplica::TellAllWaiting(const absl::Status& why) {
+  for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) head->TellWaiting(why);
 }
 
 void MeetingReplica::Tell(const absl::Status& whole) {
@@ -246,12 +314,14 @@ absl::Status MeetingReplica::Coordinate() {
                           .rank_timeout = options_.replica_timeout,
                           .on_lost = lost});
   if (!leader.ok()) return leader.status();
+  const Interruptible interruptible(*meeting, [&leader] { (*leader)->End(); });
   for (;;) {
     const absl::Status joined = (*leader)->AwaitRanks(kLookAgain);
+    if (stopping()) return absl::CancelledError("this replica leaves");
     if (joined.ok()) break;
     if (!absl::IsDeadlineExceeded(joined)) return joined;
-    if (stopping()) return absl::CancelledError("this replica leaves");
     Tell(absl::UnavailableError(joined.message()));
+    TellAllWaiting(absl::UnavailableError(joined.message()));
   }
   std::shared_ptr<const engine::ReplicaCommunicators> replicas;
   absl::StatusOr<Settling> settled = Agree((*leader)->rendezvous(), *meeting, &replicas);
@@ -294,24 +364,27 @@ absl::Status MeetingReplica::Follow() {
   options.start_timeout = kSearch;
   absl::StatusOr<std::unique_ptr<GroupMember>> member = GroupMember::Join(options);
   if (!member.ok()) return member.status();
+  const Interruptible interruptible(*meeting, [&member] { (*member)->Leave(); });
+  if (stopping()) return absl::CancelledError("this replica leaves");  // who interrupts may have come before
   std::shared_ptr<const engine::ReplicaCommunicators> replicas;
   absl::StatusOr<Settling> settled = Agree((*member)->rendezvous(), *meeting, &replicas);
   if (!settled.ok()) return settled.status();
   settled->Finish();
   if (absl::Status all = AllGather((*member)->rendezvous(), "finished", nullptr); !all.ok()) return all;
   Tell(absl::OkStatus());
-  const absl::Status ended =
-      (*member)->Answer(
-          [this, &replicas](const std::string& command, GroupMember::Reply reply) {
-            DoPart(*engine_, replicas, command, std::move(reply));
-          },
-          [this] { return stopping(); });
+  const absl::Status ended = (*member)->Answer(
+      [this, &replicas](const std::string& command, GroupMember::Reply reply) {
+        DoPart(*engine_, replicas, command, std::move(reply));
+      },
+      [this] { return stopping(); });
   return ended.ok() ? absl::UnavailableError("replica 0 has left") : ended;
 }
 
 absl::StatusOr<Settling> MeetingReplica::Agree(
     Rendezvous& rendezvous, Meeting& meeting, std::shared_ptr<const engine::ReplicaCommunicators>* replicas) {
-  group::v1::ReplicaHello own = HelloOf(*engine_, history_);
+  group::v1::ReplicaHello own = HelloOf(*engine_);
+  own.set_history(history_);
+  own.set_heard_history(heard_history_);
   own.set_new_history(RandomHistory());
   std::vector<std::string> said;
   if (absl::Status heard = AllGather(rendezvous, own.SerializeAsString(), &said); !heard.ok()) return heard;
@@ -319,9 +392,11 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   for (size_t i = 0; i < said.size(); ++i) {
     if (!hellos[i].ParseFromString(said[i])) return absl::InternalError("a hello cannot be read");
   }
-  uint64_t history = 0;
-  if (absl::Status agreed = AgreeOnHistory(hellos, &history); !agreed.ok()) return agreed;
-  absl::StatusOr<Settling> settling = Settling::Decide(*engine_, options_.place, hellos);
+  const absl::StatusOr<uint64_t> history = HistoryOf(hellos);
+  if (!history.ok()) return history.status();
+  heard_history_ = *history;
+  absl::StatusOr<Settling> settling =
+      Settling::Decide(*engine_, options_.place, hellos, EmptyOnes(hellos, *history));
   if (!settling.ok()) return settling;
   absl::StatusOr<std::shared_ptr<Connections>> connections = Connections::Connect(options_, rendezvous);
   if (!connections.ok()) return connections.status();
@@ -329,26 +404,8 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   *replicas = Connections::Of(*std::move(connections));
   if (absl::Status done = settling->Do(*replicas); !done.ok()) return done;
   if (absl::Status all = AllGather(rendezvous, "settled", nullptr); !all.ok()) return all;
-  history_ = history;
+  history_ = *history;
   return settling;
-}
-
-// Those that have nothing come to that of the others, or all to a new one.
-absl::Status MeetingReplica::AgreeOnHistory(const std::vector<group::v1::ReplicaHello>& hellos,
-                                            uint64_t* history) {
-  *history = 0;
-  for (size_t i = 0; i < hellos.size(); ++i) {
-    const uint64_t its = hellos[i].history();
-    if (its == 0 || its == *history) continue;
-    if (*history != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("replica ", i, " has windows and weights of another past than those before it; start "
-                       "the one anew that is to be filled"));
-    }
-    *history = its;
-  }
-  if (*history == 0) *history = hellos.front().new_history();
-  return absl::OkStatus();
 }
 
 engine::EndingReplicas MeetingReplica::ReplicasOf(const Coordination& coordination,
@@ -373,8 +430,9 @@ void MeetingReplica::EndTogether(std::shared_ptr<engine::Head> head, engine::Win
     whole = whole_;
   }
   if (coordination == nullptr) {
-    head->ReopenPart(absl::UnavailableError(
-        absl::StrCat("not all replicas of head ", head->config().name, " are there: ", whole.message())));
+    head->ReopenPart(absl::UnavailableError(absl::StrCat("not all replicas of head ", head->config().name,
+                                                         " are there: ", whole.message())),
+                     end.ending);
     return;
   }
   engine::EndingReplicas replicas = ReplicasOf(*coordination, *head);

@@ -17,8 +17,6 @@ using engine::EndingPhase;
 using engine::PartState;
 using engine::Verdict;
 
-bool IsEmpty(const group::v1::ReplicaHello& hello) { return hello.history() == 0; }
-
 // What one head is at all replicas.
 struct Everywhere {
   v1::CreateHeadRequest config;
@@ -27,11 +25,11 @@ struct Everywhere {
 
 // By name. Heads that not all have who have anything are left out: who creates or deletes one does so at all
 // of them, or asks again.
-std::map<std::string, Everywhere> HeadsOf(const std::vector<group::v1::ReplicaHello>& hellos) {
-  const bool new_set = std::all_of(hellos.begin(), hellos.end(), IsEmpty);
+std::map<std::string, Everywhere> HeadsOf(const std::vector<group::v1::ReplicaHello>& hellos,
+                                          const std::vector<bool>& empty) {
   std::map<std::string, Everywhere> heads;
   for (size_t replica = 0; replica < hellos.size(); ++replica) {
-    if (IsEmpty(hellos[replica]) && !new_set) continue;
+    if (empty[replica]) continue;
     for (const group::v1::HeadPart& part : hellos[replica].heads()) {
       Everywhere& head = heads[part.config().config().name()];
       head.config = part.config();
@@ -41,8 +39,7 @@ std::map<std::string, Everywhere> HeadsOf(const std::vector<group::v1::ReplicaHe
   }
   std::erase_if(heads, [&](const auto& head) {
     for (size_t replica = 0; replica < hellos.size(); ++replica) {
-      const bool has_none = IsEmpty(hellos[replica]) && !new_set;
-      if (!has_none && !head.second.parts[replica].has_value()) return true;
+      if (!empty[replica] && !head.second.parts[replica].has_value()) return true;
     }
     return false;
   });
@@ -90,9 +87,8 @@ absl::Status Await(Begin begin) {
 
 }  // namespace
 
-group::v1::ReplicaHello HelloOf(const engine::Engine& engine, uint64_t history) {
+group::v1::ReplicaHello HelloOf(const engine::Engine& engine) {
   group::v1::ReplicaHello hello;
-  hello.set_history(history);
   for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
     ToProto(head->config(), head->part(), hello.add_heads());
   }
@@ -122,7 +118,9 @@ absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine
   const bool any_filled =
       std::find(settlement->refilled.begin(), settlement->refilled.end(), true) != settlement->refilled.end();
   if (any_filled) {
-    deed.refill = {.empty = settlement->refilled, .sums = deed.verdict == Verdict::kGoOn && !deed.stepped};
+    // A window without a token has none.
+    const bool sums = deed.verdict == Verdict::kGoOn && !deed.stepped && part.step.window_tokens > 0;
+    deed.refill = {.empty = settlement->refilled, .sums = sums};
   }
   // A window that is open again has nothing that ends it.
   if (deed.verdict == Verdict::kDrop) part.end.reset();
@@ -131,9 +129,10 @@ absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine
 }
 
 absl::StatusOr<Settling> Settling::Decide(engine::Engine& engine, const engine::ReplicaPlace& place,
-                                          const std::vector<group::v1::ReplicaHello>& hellos) {
+                                          const std::vector<group::v1::ReplicaHello>& hellos,
+                                          const std::vector<bool>& empty) {
   Settling settling;
-  for (const auto& [name, everywhere] : HeadsOf(hellos)) {
+  for (const auto& [name, everywhere] : HeadsOf(hellos, empty)) {
     absl::StatusOr<Deed> deed = DeedOf(everywhere.parts, place);
     if (!deed.ok()) return deed.status();
     if (deed->filled) {
@@ -149,7 +148,7 @@ absl::StatusOr<Settling> Settling::Decide(engine::Engine& engine, const engine::
     }
     settling.deeds_.push_back(*std::move(deed));
   }
-  // Of what not all have, nothing ends a window.
+  // Nothing ends the window of a head that not all have.
   for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
     const bool known = std::any_of(settling.deeds_.begin(), settling.deeds_.end(),
                                    [&](const Deed& deed) { return deed.head == head; });
@@ -161,6 +160,8 @@ absl::StatusOr<Settling> Settling::Decide(engine::Engine& engine, const engine::
 absl::Status Settling::Do(const std::shared_ptr<const engine::ReplicaCommunicators>& replicas) {
   for (Deed& deed : deeds_) {
     engine::Head& head = *deed.head;
+    // Before all know that all have done it: afterwards some are open already.
+    if (deed.verdict == Verdict::kDrop) head.DropSums();
     const bool fills = !deed.refill.empty.empty();
     absl::Status done;
     if (deed.stepped && deed.behind && !deed.filled) {

@@ -19,16 +19,17 @@
 
 namespace lossd::rpc {
 
-// What this replica has; nothing of it changes until Settling::Finish.
-group::v1::ReplicaHello HelloOf(const engine::Engine& engine, uint64_t history);
+// What this replica has, without its history.
+group::v1::ReplicaHello HelloOf(const engine::Engine& engine);
 
 class Settling {
  public:
   // From what all replicas have said, in their order; all of them come to the same. FAILED_PRECONDITION or
-  // INTERNAL if they cannot be replicas of the same heads: then nothing is done. A replica that has nothing
-  // (history 0, beside others) begins with the heads that the others have: RESOURCE_EXHAUSTED if it cannot.
+  // INTERNAL if they cannot be replicas of the same heads: then nothing is done. A replica that is `empty`
+  // begins with the heads that the others have: RESOURCE_EXHAUSTED if it cannot.
   static absl::StatusOr<Settling> Decide(engine::Engine& engine, const engine::ReplicaPlace& place,
-                                         const std::vector<group::v1::ReplicaHello>& hellos);
+                                         const std::vector<group::v1::ReplicaHello>& hellos,
+                                         const std::vector<bool>& empty);
 
   // Takes the steps that others have taken, lets others take theirs, and fills those that have nothing.
   // UNAVAILABLE if a replica is lost.
@@ -45,9 +46,9 @@ class Settling {
     bool stepped = false;  // somebody has begun to step, which nothing undoes
     bool behind = false;   // this replica has yet to publish that step
     engine::JointStep step = {};
-    engine::Refill refill = {};  // nobody, if it is empty
-    bool filled = false;         // this replica is
-    engine::PartState part = {}; // that it has then
+    engine::Refill refill = {};   // nobody, if it is empty
+    bool filled = false;          // this replica is
+    engine::PartState part = {};  // that it has then
   };
   using Parts = std::vector<std::optional<engine::PartState>>;  // by replica; none: it has nothing
 

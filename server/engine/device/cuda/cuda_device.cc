@@ -272,6 +272,7 @@ Result CudaDevice::Probe() const {
 }
 
 absl::StatusOr<MemoryPlan> CudaDevice::PlanShard(const HeadConfig& config, const HeadShard& shard) const {
+  if (shard.replicas > 1) return absl::UnimplementedError("heads over replicas are on CPUs alone");
   absl::StatusOr<Path> path = PathOf(config);
   if (!path.ok()) return path.status();
   if (*path != Path::kHopper) {

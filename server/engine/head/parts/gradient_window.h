@@ -83,7 +83,7 @@ class GradientWindow {
   // Seals the open window. Nobody waits if `done` is null.
   void BeginFlush(std::vector<SessionMarks> marks, float scale, FlushCallback done);
   void BeginStep(std::vector<SessionMarks> marks, const StepRequest& request, StepCallback done);
-  // Of a replica, from BeginFlush or BeginStep until the window is open again.
+  // How far a replica is, from BeginFlush or BeginStep until the window is open again.
   EndingPhase phase() const { return phase_; }
   // By one with each of them.
   uint64_t ending() const { return ending_; }

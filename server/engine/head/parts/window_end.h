@@ -19,6 +19,7 @@ struct WindowEnd {
   // What it is a step from: the same at all replicas.
   uint64_t weight_version = 0;
   int64_t optimizer_steps = 0;
+  uint64_t ending = 0;  // at the coordinator: GradientWindow's number of it
 };
 
 // What the replicas have found together: how the window ends.

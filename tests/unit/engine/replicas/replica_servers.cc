@@ -42,10 +42,11 @@ class HeadPart : public ReplicaPart {
     head_->SumPart(window_tokens, replicas_, std::move(done));
   }
   void Step(const JointStep& step, std::function<void(absl::Status)> done) override {
-    head_->StepPart(step, replicas_, [head = head_, step, done = std::move(done)](const absl::Status& status) {
-      if (status.ok()) head->PublishPart(step);
-      done(status);
-    });
+    head_->StepPart(step, replicas_,
+                    [head = head_, step, done = std::move(done)](const absl::Status& status) {
+                      if (status.ok()) head->PublishPart(step);
+                      done(status);
+                    });
   }
   void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) override {
     head_->ReopenPart(why);
@@ -79,7 +80,8 @@ void ReplicaServer::WriteWeights(uint64_t seed) {
   const HeadConfig& config = of->config();
   const std::string write = *of->BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
   const std::string rows = BytesOf(RandomFloats(seed, config.elements()));
-  EXPECT_TRUE((*of->FindWrite(write))->Write(0, config.vocab_size, kernels::DataType::kFloat32, rows, {}).ok());
+  EXPECT_TRUE(
+      (*of->FindWrite(write))->Write(0, config.vocab_size, kernels::DataType::kFloat32, rows, {}).ok());
   std::promise<void> published;
   of->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) {
     EXPECT_TRUE(version.ok()) << version.status();
@@ -98,7 +100,8 @@ absl::Status ReplicaServer::TryCompute(uint64_t seed, int64_t tokens, uint64_t g
   chunk.tokens = tokens;
   std::mt19937_64 random(seed);
   std::vector<int64_t> labels(static_cast<size_t>(tokens));
-  for (int64_t& label : labels) label = static_cast<int64_t>(random() % static_cast<uint64_t>(config.vocab_size));
+  for (int64_t& label : labels)
+    label = static_cast<int64_t>(random() % static_cast<uint64_t>(config.vocab_size));
   chunk.labels.resize(labels.size() * sizeof(int64_t));
   std::memcpy(chunk.labels.data(), labels.data(), chunk.labels.size());
   chunk.hidden_states = Payload::Of(BytesOf(RandomFloats(seed, tokens * config.hidden_size)));
@@ -119,10 +122,10 @@ std::vector<float> ReplicaServer::Weights() {
   std::vector<float> weights(static_cast<size_t>(of->config().elements()));
   std::promise<void> read;
   of->ReadWeights(0, of->config().vocab_size, kernels::DataType::kFloat32, {weights.data()},
-                     [&](const absl::StatusOr<uint64_t>& version) {
-                       EXPECT_TRUE(version.ok()) << version.status();
-                       read.set_value();
-                     });
+                  [&](const absl::StatusOr<uint64_t>& version) {
+                    EXPECT_TRUE(version.ok()) << version.status();
+                    read.set_value();
+                  });
   read.get_future().wait();
   return weights;
 }

@@ -39,7 +39,7 @@ class ReplicaServer {
   }
   // ABORTED if it is another window's turn.
   absl::Status TryCompute(uint64_t seed, int64_t tokens, uint64_t generation);
-  // Of sessions that have added to the window.
+  // Those of sessions that have added to the window.
   std::vector<SessionMarks> Marks() const { return head()->Info().window_marks; }
   std::vector<float> Weights();
   // Seeded ones, the same at every server.
@@ -63,11 +63,11 @@ class ReplicaServers {
   // With one replica it is a server of its own, which works alone. `end_together`: what the coordinator does
   // when its head is to end a window; by default it ends it with the others of this process, by calls.
   ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together = nullptr);
-  // Of AdamW, in fp32.
+  // In fp32.
   static HeadConfig AdamWHead();
 
   ReplicaServer& at(int32_t replica) { return *servers_[static_cast<size_t>(replica)]; }
-  // Of all sessions.
+  // Those of all sessions.
   std::vector<SessionMarks> Marks() const;
   // Asks the coordinator, and waits.
   absl::StatusOr<StepResult> Step(uint64_t generation, const StepRequest& request) {

@@ -17,6 +17,18 @@ TEST_F(BatchQueueTest, AnIdleDeviceGetsWhatIsThereAndABusyOneTheNextBatch) {
   EXPECT_THAT(Run(), ElementsAre("2"));
 }
 
+TEST_F(BatchQueueTest, NothingOfALineThatIsPausedStartsAndFencesDoNotWaitForIt) {
+  queue_.Pause(a_.get());
+  Add("1", 1);
+  AddTask("task");
+  queue_.AddFence([this] { events_.push_back("fence"); });
+  EXPECT_THAT(Run(), ElementsAre("fence"));
+  queue_.Resume(a_.get());
+  EXPECT_THAT(Run(), ElementsAre("1"));
+  a_->EndOldest();
+  EXPECT_THAT(Run(), ElementsAre("task"));
+}
+
 TEST_F(BatchQueueTest, WithTwoUnderWayASmallBatchGrowsUntilOneIsDone) {
   device_.under_way = 2;
   Add("1", 1);

@@ -1,5 +1,5 @@
-// Replicas that meet over their control, lose each other, and meet again: whatever happens in between, windows
-// end at all of them or at none, and every batch counts once.
+// Replicas that meet over their control, lose each other, and meet again: whatever happens in between,
+// windows end at all of them or at none, and every batch counts once.
 #include "server/rpc/replicas/replica_set.h"
 
 #include <gmock/gmock.h>
@@ -38,8 +38,11 @@ class SetUnderTest {
                         FaultProxy::Plan plan = {}, std::optional<EndingPhase> cut_in = {})
       : replicas_(replicas),
         port_(FreePort()),
-        proxy_("127.0.0.1:" + std::to_string(port_), std::move(plan),
-               {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}),
+        // Those that are cut while they connect wait for several times as long.
+        replica_timeout_(absl::Seconds(plan == nullptr ? 5 : 1)),
+        proxy_(
+            "127.0.0.1:" + std::to_string(port_), std::move(plan),
+            {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}),
         servers_(replicas, config, [this](std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
           sets_.at(0)->EndTogether(std::move(head), std::move(end));
         }) {
@@ -103,12 +106,13 @@ class SetUnderTest {
     options.address = "127.0.0.1:" + std::to_string(replica == 0 ? port_ : proxy_.port());
     options.credentials.token = "a secret of the replicas";
     options.identity = {.ranks = replicas_, .version = "1", .device_kind = "cpu"};
-    options.replica_timeout = absl::Seconds(3);
+    options.replica_timeout = replica_timeout_;
     sets_[replica] = ReplicaSet::Create(std::move(options));
   }
 
   const int32_t replicas_;
   const int port_;
+  const absl::Duration replica_timeout_;
   std::atomic<bool> started_ = false;  // all servers are there
   FaultProxy proxy_;
   std::map<int32_t, std::unique_ptr<ReplicaSet>> sets_;
@@ -168,8 +172,9 @@ TEST_P(CutReplicaSetTest, EveryBatchCountsOnce) {
   constexpr int kFaults = 12;
   std::mt19937 random(7);
   const auto cut_somewhere = [&](int /*connection*/) {
-    const int64_t least = GetParam().in.has_value() ? 1 : 3000;
-    return lossd::testing::CutAfter(std::uniform_int_distribution<int64_t>(least, 25000)(random));
+    // Two meet in some 3000 bytes, and come through often enough if they are cut while they do.
+    const int64_t least = GetParam().in.has_value() || replicas() == 2 ? 300 : 4000;
+    return lossd::testing::CutAfter(std::uniform_int_distribution<int64_t>(least, 20000)(random));
   };
   SetUnderTest set(replicas(), ReplicaServers::AdamWHead(), cut_somewhere, GetParam().in);
   ReplicaServers one(1, ReplicaServers::AdamWHead());
@@ -222,7 +227,7 @@ class KilledReplicaTest : public ::testing::TestWithParam<Kills> {
       EXPECT_TRUE(sent.ok() || absl::IsAborted(sent)) << sent;
     }
   }
-  // Of some replica, or until the step is answered.
+  // Waits until some replica has come to it, or the step is answered.
   void AwaitSomePhase(const ReplicaServers::Asked& asked) {
     const auto phase = static_cast<EndingPhase>(std::uniform_int_distribution<int>(
         static_cast<int>(EndingPhase::kOpen), static_cast<int>(EndingPhase::kStepping))(random_));
@@ -290,6 +295,41 @@ TEST(ReplicaSet, AWindowIsNotEndedWithoutAllReplicasAndStaysOpen) {
   const absl::StatusOr<StepResult> step = set.servers().Step(1, kStep);
   ASSERT_TRUE(step.ok()) << step.status();
   EXPECT_EQ(step->window_tokens, 7U);
+}
+
+TEST(ReplicaSet, AHeadThatIsDeletedAtOneReplicaHoldsUpNobody) {
+  SetUnderTest set(3);
+  set.MeetAll();
+  for (int32_t replica = 0; replica < 3; ++replica) set.servers().at(replica).Compute(7, 3);
+  auto asked = set.servers().BeginStep(1, set.servers().Marks(), kStep);
+  while (!set.AnyIn(EndingPhase::kSealed) &&
+         asked.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+  }
+  (void)set.servers().at(2).engine().DeleteHead("h", engine::Engine::DiscardGradient::kYes, [] {});
+  const absl::Status answered = ReplicaServers::Answer(std::move(asked)).status();
+  EXPECT_TRUE(answered.ok() || absl::IsUnavailable(answered) || absl::IsNotFound(answered)) << answered;
+}
+
+TEST(ReplicaSet, ItLeavesWhileItWaitsForOthers) {
+  SetUnderTest set(3);
+  set.Meet(0);
+  set.Meet(1);  // which has joined, and waits for all to have said hello
+  while (set.proxy().faults() == 0 && set.set(0).Whole().message() != "rank 2 of 3 did not join") {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  set.Leave(1);
+  set.Leave(0);
+}
+
+TEST(ReplicaSet, MarksOfSessionsThatAreNowhereAreRefused) {
+  SetUnderTest set(2);
+  set.MeetAll();
+  for (const char* session : {"r7.somewhere", "a session of a server that was alone"}) {
+    const absl::Status refused =
+        set.servers().Step(1, {{.session_id = session, .lanes = {{.accepted = 1}}}}, kStep).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+    EXPECT_THAT(refused.message(), HasSubstr(session));
+  }
 }
 
 TEST(ReplicaSet, WhoIsLeftByAReplicaSaysSo) {
