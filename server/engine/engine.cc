@@ -97,6 +97,10 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHeadToFill(const HeadConfig&
   return CreateHead(config, true);
 }
 
+void Engine::DropHead(const std::string& name) {
+  RemoveHead(name, DiscardGradient::kYes, [] {}).IgnoreError();
+}
+
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config, bool is_filled) {
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (absl::Status status = Validate(config); !status.ok()) return status;

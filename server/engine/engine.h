@@ -142,6 +142,8 @@ class Engine {
   absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config);
   // A replica's, in the place of one that it may have, to be filled by the others (Head::InstallPart).
   absl::StatusOr<std::shared_ptr<Head>> CreateHeadToFill(const HeadConfig& config);
+  // A replica's that others have not. Its checkpoints stay as they are.
+  void DropHead(const std::string& name);
   using DiscardGradient = Head::DiscardGradient;
   // If ok, `released` is called once the head's memory is free again. Where there are checkpoints it waits
   // for the disk, and for those that are being saved or restored.

@@ -211,7 +211,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Whether this is what ends the window (WindowEnd::ending).
   bool IsEnding(uint64_t ending) const;
   // The window stays as it is. The same.
-  void TellWaiting(const absl::Status& why);
+  void TellWaiting(const absl::Status& why, std::optional<uint64_t> ending = std::nullopt);
   // What StepPart leaves out with null; also of who has published before others.
   void ServeGather(std::shared_ptr<const ReplicaCommunicators> replicas,
                    std::function<void(absl::Status)> done);
@@ -355,7 +355,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   std::vector<SessionMarks> OwnMarks(const std::vector<SessionMarks>& marks) const;
   // Whether a call of this generation that names these marks may end the window, or one that ends it may
   // begin now.
-  absl::Status CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const
+  absl::Status CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
+                                const std::vector<SessionMarks>& known = {}) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSealableLocked(const std::vector<SessionMarks>& marks) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

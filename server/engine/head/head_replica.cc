@@ -279,10 +279,11 @@ void Head::ReopenPart(const absl::Status& why, std::optional<uint64_t> ending) {
   Call(waiting);
 }
 
-void Head::TellWaiting(const absl::Status& why) {
+void Head::TellWaiting(const absl::Status& why, std::optional<uint64_t> ending) {
   std::vector<StepCallback> waiters;
   {
     const MutexLock lock(mutex_);
+    if (ending.has_value() && window_.ending() != *ending) return;
     waiters = window_.TakeStepWaiters();
   }
   for (const StepCallback& waiter : waiters) waiter(why);

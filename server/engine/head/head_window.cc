@@ -49,8 +49,9 @@ absl::Status Head::CheckPastLocked(uint64_t generation, const std::vector<Sessio
 }
 
 // ABORTED with the server's position; FAILED_PRECONDITION for the window behind one that a flush still holds.
-absl::Status Head::CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const {
-  if (generation == window_.generation()) return CheckPastLocked(generation, marks);
+absl::Status Head::CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
+                                    const std::vector<SessionMarks>& known) const {
+  if (generation == window_.generation()) return CheckPastLocked(generation, marks, known);
   if (absl::Status behind = window_.CheckNotBehindFlush(generation); !behind.ok()) return behind;
   absl::Status status = PositionErrorLocked(
       absl::StatusCode::kAborted, RejectReason::kGeneration, "generation",
@@ -303,7 +304,10 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
   if (absl::Status there = CheckReplicasOf(marks); !there.ok()) return there;
   if (auto repeated = RepeatedStepLocked(generation, marks, request); repeated.has_value()) return repeated;
-  if (absl::Status place = CheckPlaceLocked(generation, OwnMarks(marks)); !place.ok()) return place;
+  // A coordinator that was filled goes on with marks of the process before it.
+  const bool goes_on = environment_.place.shared() && window_.stepping();
+  const std::vector<SessionMarks> known = goes_on ? window_.marks() : std::vector<SessionMarks>();
+  if (absl::Status place = CheckPlaceLocked(generation, OwnMarks(marks), known); !place.ok()) return place;
   if (window_.state() != WindowState::kOpen) return window_.JoinStep(marks, request, done);
   if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
   if (absl::Status may = CheckSealableLocked(marks); !may.ok()) return may;

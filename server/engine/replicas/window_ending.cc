@@ -121,7 +121,7 @@ void WindowEnding::AskAll(std::function<void(std::vector<Answer>)> then, Ask ask
 
 bool WindowEnding::IsLost(const absl::Status& why) const {
   if (!IsReplicaLost(why)) return false;
-  head_->TellWaiting(why);
+  head_->TellWaiting(why, end_.ending);
   return true;
 }
 
@@ -133,7 +133,7 @@ std::function<void(Answer)> WindowEnding::AtOnce(std::function<void(Answer)> don
   };
 }
 
-void WindowEnding::Break(const absl::Status& why) { head_->TellWaiting(why); }
+void WindowEnding::Break(const absl::Status& why) { head_->TellWaiting(why, end_.ending); }
 
 void WindowEnding::Seal() {
   AskAll<absl::StatusOr<uint64_t>>(

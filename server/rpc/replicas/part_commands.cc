@@ -67,9 +67,15 @@ void Do(const FoundHead& head, const group::v1::StepWindow& command, const Repli
 }  // namespace
 
 void DoPart(engine::Engine& engine, const Replicas& replicas, const std::string& command,
-            GroupMember::Reply reply) {
+            GroupMember::Reply reply, std::function<void(const absl::Status& why)> lose) {
   ReplicaCommand parsed;
   if (!parsed.ParseFromString(command)) return reply(absl::InternalError("a command cannot be read"));
+  if (parsed.has_sum() || parsed.has_step()) {
+    reply = [reply = std::move(reply), lose = std::move(lose)](const absl::StatusOr<std::string>& data) {
+      if (!data.ok()) lose(data.status());
+      reply(data);
+    };
+  }
   const absl::StatusOr<FoundHead> head = engine.FindHead(NameOf(parsed));
   if (!head.ok()) return reply(head.status());
   switch (parsed.command_case()) {

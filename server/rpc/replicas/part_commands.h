@@ -2,6 +2,7 @@
 #ifndef LOSSD_SERVER_RPC_REPLICAS_PART_COMMANDS_H_
 #define LOSSD_SERVER_RPC_REPLICAS_PART_COMMANDS_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -11,9 +12,12 @@
 
 namespace lossd::rpc {
 
-// GroupMember::Take for a ReplicaCommand: begins it, and replies when it is done.
+// GroupMember::Take for a ReplicaCommand: begins it, and replies when it is done. `lose` is told, before the
+// coordinator is, why this replica has not taken part in something that all exchange: what it exchanges next
+// would meet what the others still wait for.
 void DoPart(engine::Engine& engine, const std::shared_ptr<const engine::ReplicaCommunicators>& replicas,
-            const std::string& command, GroupMember::Reply reply);
+            const std::string& command, GroupMember::Reply reply,
+            std::function<void(const absl::Status& why)> lose);
 
 }  // namespace lossd::rpc
 

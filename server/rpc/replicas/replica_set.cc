@@ -35,6 +35,8 @@ using telemetry::LogLevel;
 
 // A call waits for what the slowest replica does before it; that one is lost is noticed by its heartbeats.
 constexpr std::chrono::milliseconds kExchangeTimeout = std::chrono::hours(24);
+// Who has given up is not noticed by those that connect to it.
+constexpr absl::Duration kLeastConnectTimeout = absl::Seconds(1);
 // Before they meet again: those that have lost one, and those that cannot agree.
 constexpr absl::Duration kPause = absl::Milliseconds(20);
 constexpr absl::Duration kLongPause = absl::Seconds(1);
@@ -59,7 +61,8 @@ class Connections {
                                       .size = options.place.replicas,
                                       .interface = options.interface,
                                       .timeout = kExchangeTimeout,
-                                      .connect_timeout = absl::ToChronoMilliseconds(options.replica_timeout)},
+                                      .connect_timeout = absl::ToChronoMilliseconds(
+                                          std::max(options.replica_timeout / 5, kLeastConnectTimeout))},
                                      rendezvous, &connections->host_));
     if (!connected.ok()) return connected;
     connections->ends_ = {connections->host_.get(), connections->host_.get()};
@@ -373,8 +376,9 @@ absl::Status MeetingReplica::Follow() {
   if (absl::Status all = AllGather((*member)->rendezvous(), "finished", nullptr); !all.ok()) return all;
   Tell(absl::OkStatus());
   const absl::Status ended = (*member)->Answer(
-      [this, &replicas](const std::string& command, GroupMember::Reply reply) {
-        DoPart(*engine_, replicas, command, std::move(reply));
+      [this, &replicas, &meeting](const std::string& command, GroupMember::Reply reply) {
+        DoPart(*engine_, replicas, command, std::move(reply),
+               [meeting](const absl::Status& why) { meeting->Lose(why); });
       },
       [this] { return stopping(); });
   return ended.ok() ? absl::UnavailableError("replica 0 has left") : ended;
@@ -394,9 +398,10 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   }
   const absl::StatusOr<uint64_t> history = HistoryOf(hellos);
   if (!history.ok()) return history.status();
-  heard_history_ = *history;
-  absl::StatusOr<Settling> settling =
-      Settling::Decide(*engine_, options_.place, hellos, EmptyOnes(hellos, *history));
+  const std::vector<bool> empty = EmptyOnes(hellos, *history);
+  // Who is empty stays so until it has settled: it may be left half filled.
+  if (!empty[static_cast<size_t>(options_.place.replica)]) heard_history_ = *history;
+  absl::StatusOr<Settling> settling = Settling::Decide(*engine_, options_.place, hellos, empty);
   if (!settling.ok()) return settling;
   absl::StatusOr<std::shared_ptr<Connections>> connections = Connections::Connect(options_, rendezvous);
   if (!connections.ok()) return connections.status();
@@ -404,7 +409,7 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   *replicas = Connections::Of(*std::move(connections));
   if (absl::Status done = settling->Do(*replicas); !done.ok()) return done;
   if (absl::Status all = AllGather(rendezvous, "settled", nullptr); !all.ok()) return all;
-  history_ = *history;
+  history_ = heard_history_ = *history;
   return settling;
 }
 

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <future>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "server/engine/replicas/window_ending.h"
 #include "server/rpc/convert/convert.h"
 #include "server/rpc/replicas/replica_wire.h"
+#include "server/telemetry/common/logging.h"
 
 namespace lossd::rpc {
 namespace {
@@ -16,6 +18,8 @@ namespace {
 using engine::EndingPhase;
 using engine::PartState;
 using engine::Verdict;
+using telemetry::Log;
+using telemetry::LogLevel;
 
 // What one head is at all replicas.
 struct Everywhere {
@@ -90,7 +94,7 @@ absl::Status Await(Begin begin) {
 group::v1::ReplicaHello HelloOf(const engine::Engine& engine) {
   group::v1::ReplicaHello hello;
   for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
-    ToProto(head->config(), head->part(), hello.add_heads());
+    if (!head->IsBeingFilled()) ToProto(head->config(), head->part(), hello.add_heads());
   }
   return hello;
 }
@@ -132,8 +136,15 @@ absl::StatusOr<Settling> Settling::Decide(engine::Engine& engine, const engine::
                                           const std::vector<group::v1::ReplicaHello>& hellos,
                                           const std::vector<bool>& empty) {
   Settling settling;
+  std::set<std::string> left;
   for (const auto& [name, everywhere] : HeadsOf(hellos, empty)) {
     absl::StatusOr<Deed> deed = DeedOf(everywhere.parts, place);
+    if (absl::IsInternal(deed.status())) {  // no reason to keep the other heads
+      Log(LogLevel::kError, "the replicas of a head contradict each other: its windows do not end",
+          {{"head", name}, {"reason", std::string(deed.status().message())}});
+      left.insert(name);
+      continue;
+    }
     if (!deed.ok()) return deed.status();
     if (deed->filled) {
       const absl::StatusOr<engine::HeadConfig> config = ToEngine(everywhere.config);
@@ -152,7 +163,13 @@ absl::StatusOr<Settling> Settling::Decide(engine::Engine& engine, const engine::
   for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
     const bool known = std::any_of(settling.deeds_.begin(), settling.deeds_.end(),
                                    [&](const Deed& deed) { return deed.head == head; });
-    if (!known) settling.deeds_.push_back({.head = head});
+    if (known || left.contains(head->config().name)) continue;
+    // One that is half filled, or half stepped, comes to nothing without those that had it.
+    if (head->IsBeingFilled() || head->part().phase == EndingPhase::kStepping) {
+      engine.DropHead(head->config().name);
+    } else {
+      settling.deeds_.push_back({.head = head});
+    }
   }
   return settling;
 }

@@ -40,12 +40,13 @@ class SetUnderTest {
         port_(FreePort()),
         // Those that are cut while they connect wait for several times as long.
         replica_timeout_(absl::Seconds(plan == nullptr ? 5 : 1)),
+        servers_(replicas, config,
+                 [this](std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
+                   sets_.at(0)->EndTogether(std::move(head), std::move(end));
+                 }),
         proxy_(
             "127.0.0.1:" + std::to_string(port_), std::move(plan),
-            {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}),
-        servers_(replicas, config, [this](std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
-          sets_.at(0)->EndTogether(std::move(head), std::move(end));
-        }) {
+            {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}) {
     for (int32_t replica = 0; replica < replicas; ++replica) Create(replica);
     started_ = true;
   }
@@ -114,9 +115,9 @@ class SetUnderTest {
   const int port_;
   const absl::Duration replica_timeout_;
   std::atomic<bool> started_ = false;  // all servers are there
-  FaultProxy proxy_;
   std::map<int32_t, std::unique_ptr<ReplicaSet>> sets_;
   ReplicaServers servers_;
+  FaultProxy proxy_;  // its threads look at the servers
 };
 
 constexpr StepRequest kStep = {.learning_rate = 1e-2};
@@ -233,6 +234,7 @@ class KilledReplicaTest : public ::testing::TestWithParam<Kills> {
         static_cast<int>(EndingPhase::kOpen), static_cast<int>(EndingPhase::kStepping))(random_));
     while (!set_.AnyIn(phase)) {
       if (asked.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return;
+      std::this_thread::yield();
     }
   }
   // Kills a replica while the window is being ended; returns when it has ended.
@@ -247,6 +249,12 @@ class KilledReplicaTest : public ::testing::TestWithParam<Kills> {
       if (victim.has_value()) {
         AwaitSomePhase(asked);
         set_.Replace(*victim);
+        // And again, perhaps, while it is being filled.
+        if (std::bernoulli_distribution(0.5)(random_)) {
+          std::this_thread::sleep_for(
+              std::chrono::microseconds(std::uniform_int_distribution<int>(0, 60000)(random_)));
+          set_.Replace(*victim);
+        }
         victim.reset();
       }
       const absl::StatusOr<StepResult> step = ReplicaServers::Answer(std::move(asked));
