@@ -228,6 +228,7 @@ class MeetingReplica final : public ReplicaSet {
   // The thread's; as ReplicaHello has them.
   uint64_t history_ = 0;
   uint64_t heard_history_ = 0;
+  uint64_t agreed_history_ = 0;  // that of this epoch
 
   mutable engine::Mutex mutex_;
   engine::CondVar changed_;
@@ -334,6 +335,7 @@ absl::Status MeetingReplica::Coordinate() {
   // Who waits for a step here is answered now, when the others have published it.
   if (absl::Status all = AllGather((*leader)->rendezvous(), "finished", nullptr); !all.ok()) return all;
   settled->Finish();
+  history_ = heard_history_ = agreed_history_;
   for (const std::shared_ptr<engine::Head>& head : settled->Summed()) {
     std::optional<engine::WindowEnd> end = head->part().end;
     if (end.has_value()) GoOnEndingWindow(head, *std::move(end), ReplicasOf(*coordination, *head));
@@ -373,6 +375,7 @@ absl::Status MeetingReplica::Follow() {
   absl::StatusOr<Settling> settled = Agree((*member)->rendezvous(), *meeting, &replicas);
   if (!settled.ok()) return settled.status();
   settled->Finish();
+  history_ = heard_history_ = agreed_history_;
   if (absl::Status all = AllGather((*member)->rendezvous(), "finished", nullptr); !all.ok()) return all;
   Tell(absl::OkStatus());
   const absl::Status ended = (*member)->Answer(
@@ -409,7 +412,7 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   *replicas = Connections::Of(*std::move(connections));
   if (absl::Status done = settling->Do(*replicas); !done.ok()) return done;
   if (absl::Status all = AllGather(rendezvous, "settled", nullptr); !all.ok()) return all;
-  history_ = heard_history_ = *history;
+  agreed_history_ = *history;
   return settling;
 }
 

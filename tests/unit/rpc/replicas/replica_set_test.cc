@@ -208,9 +208,16 @@ INSTANTIATE_TEST_SUITE_P(Replicas, CutReplicaSetTest,
 struct Kills {
   int32_t replicas;
   uint32_t seed;
+  bool cut = false;  // connections as well, in particular while one is being filled
 };
 void PrintTo(const Kills& kills, std::ostream* out) {
-  *out << kills.replicas << " replicas, seed " << kills.seed;
+  *out << kills.replicas << " replicas, seed " << kills.seed << (kills.cut ? ", and cuts" : "");
+}
+FaultProxy::Plan PlanOf(const Kills& kills) {
+  if (!kills.cut) return {};
+  return [random = std::mt19937(kills.seed)](int /*connection*/) mutable {
+    return lossd::testing::CutAfter(std::uniform_int_distribution<int64_t>(500, 9000)(random));
+  };
 }
 
 // A trainer, and clients that send their batches again where a server has lost them.
@@ -266,7 +273,7 @@ class KilledReplicaTest : public ::testing::TestWithParam<Kills> {
   }
 
   std::mt19937 random_{GetParam().seed};
-  SetUnderTest set_{GetParam().replicas};
+  SetUnderTest set_{GetParam().replicas, ReplicaServers::AdamWHead(), PlanOf(GetParam())};
 };
 
 TEST_P(KilledReplicaTest, OneThatComesBackWithNothingIsFilledByTheOthers) {
@@ -288,7 +295,8 @@ TEST_P(KilledReplicaTest, OneThatComesBackWithNothingIsFilledByTheOthers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Replicas, KilledReplicaTest,
-                         ::testing::Values(Kills{2, 1}, Kills{2, 2}, Kills{3, 1}, Kills{3, 2}));
+                         ::testing::Values(Kills{2, 1}, Kills{2, 2}, Kills{3, 1}, Kills{3, 2},
+                                           Kills{2, 3, true}, Kills{2, 4, true}));
 
 TEST(ReplicaSet, AWindowIsNotEndedWithoutAllReplicasAndStaysOpen) {
   SetUnderTest set(2);
