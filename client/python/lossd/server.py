@@ -260,8 +260,8 @@ def launch(
 ) -> Server:
     """Starts a server for this process alone, on a Unix socket, and waits until it serves.
 
-    device: "auto" (a GPU if there is one), "cpu", "cuda:0", ...; several with commas, "cpu,cpu", hold every head
-    between them. program: the server's, as find_program finds it.
+    device: "auto" (a GPU if there is one), "cpu", "cuda:0", ...; several with commas, "cpu,cpu", or "all" GPUs, hold
+    every head between them. program: the server's, as find_program finds it.
     args: further flags, as `lossd --help` lists them. regions: share memory with it instead of sending. checkpoint_dir:
     where checkpoints are, and what the server saves to when it is stopped. restore: go on from what is there; False
     refuses to start where an earlier server has left its state.
@@ -279,9 +279,10 @@ def launch(
     path = find_program(program)
     if group is not None and device == "auto":
         device = "all"
+    several = "," in device or device == "all" or group is not None
     folder = Path(tempfile.mkdtemp(prefix="lossd-"))  # mode 0700: the socket is for this user
     flags = [
-        f"--devices={device}" if "," in device or group is not None else f"--device={device}",
+        f"--devices={device}" if several else f"--device={device}",
         f"--listen=unix:{folder / 'socket'}",
         "--metrics_listen=",
         f"--port_file={folder / 'ports.json'}",

@@ -47,6 +47,12 @@ def test_launch_and_stop() -> None:
     assert "serving" in server.log()  # what it wrote is still there to be looked at
 
 
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there are GPUs: then it starts")
+def test_all_devices_are_gpus() -> None:
+    with pytest.raises(lossd.LaunchError, match="--devices is 'all'; no CUDA device can be used here"):
+        lossd.launch("all")
+
+
 def test_several_devices_hold_a_head_between_them() -> None:
     rng = np.random.default_rng(1)
     weights = rng.standard_normal((101, 16), np.float32)
