@@ -14,6 +14,9 @@
 #include <utility>
 
 namespace lossd::kernels::collectives {
+
+const void* PeerNamesOfGloo();  // gloo_peer_name.cc
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -435,6 +438,7 @@ bool IsAddress(const std::string& text) {
 
 Result ConnectGloo(const GlooOptions& options, Rendezvous& rendezvous,
                    std::unique_ptr<Communicator>* communicator) {
+  if (PeerNamesOfGloo() == nullptr) return {Code::kFailed, "getpeername is not what it should be"};
   const auto invalid = [](const std::string& why) {
     return Result(Code::kInvalidArgument, std::string(NameOf(Operation::kConnect)) + ": " + why);
   };

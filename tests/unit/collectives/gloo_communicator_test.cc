@@ -123,6 +123,43 @@ TEST(GlooCommunicatorTest, AStrangerBeforeRanksAreConnectedMakesTheStartFailAndT
   }
 }
 
+// A stranger comes again and again, and resets its connections.
+class ResetRendezvous final : public Rendezvous {
+ public:
+  explicit ResetRendezvous(Rank& rank) : rank_(rank) {}
+
+  Result AllGather(std::string own, std::chrono::milliseconds timeout,
+                   std::vector<std::string>* all) override {
+    for (int i = 0; i < 50; ++i) {
+      for (const sockaddr_in& address : Listening()) {
+        const int file = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        // Gloo may listen no more by now.
+        (void)!connect(file, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+        const linger at_once{.l_onoff = 1, .l_linger = 0};
+        EXPECT_EQ(setsockopt(file, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)), 0);
+        close(file);
+      }
+    }
+    return rank_.rendezvous.AllGather(std::move(own), timeout, all);
+  }
+
+ private:
+  Rank& rank_;
+};
+
+TEST(GlooCommunicatorTest, AStrangerThatResetsItsConnectionsEndsNoProcess) {
+  RunRanks(2, [](Rank& rank) {
+    ResetRendezvous visited(rank);
+    std::unique_ptr<Communicator> ranks;
+    // It may have had the place of a rank, as above.
+    (void)ConnectGloo({.rank = rank.rank, .size = rank.size, .timeout = std::chrono::seconds(2)}, visited,
+                      &ranks);
+    const auto again = Connected(rank);
+    ASSERT_NE(again, nullptr);
+    EXPECT_TRUE(again->Barrier(nullptr).ok());
+  });
+}
+
 TEST(GlooCommunicatorTest, OnceRanksAreConnectedNoPortIsOpenToStrangers) {
   RunRanks(3, [](Rank& rank) {
     const auto ranks = Connected(rank);
