@@ -47,9 +47,9 @@ class Round {
   size_t missing_ ABSL_GUARDED_BY(mutex_);
 };
 
-const absl::Status& StatusOf(const absl::Status& status) { return status; }
+absl::Status StatusOf(const absl::Status& status) { return status; }
 template <class Value>
-const absl::Status& StatusOf(const absl::StatusOr<Value>& answer) {
+absl::Status StatusOf(const absl::StatusOr<Value>& answer) {
   return answer.status();
 }
 
@@ -59,7 +59,7 @@ template <class Answer>
 absl::Status FirstError(const std::vector<Answer>& answers) {
   absl::Status first;
   for (const Answer& answer : answers) {
-    const absl::Status& status = StatusOf(answer);
+    const absl::Status status = StatusOf(answer);
     if (IsReplicaLost(status)) return status;
     if (first.ok()) first = status;
   }

@@ -195,8 +195,9 @@ absl::Status JoinedMember::Answer(const Take& take, const std::function<bool()>&
     if (!command->has_value()) continue;
     take((*command)->command(), [stream = std::weak_ptr(stream_),
                                  number = (*command)->number()](const absl::StatusOr<std::string>& data) {
-      if (const std::shared_ptr<LeaderStream> open = stream.lock(); open != nullptr)
+      if (const std::shared_ptr<LeaderStream> open = stream.lock(); open != nullptr) {
         open->Reply(number, data);
+      }
     });
   }
 }

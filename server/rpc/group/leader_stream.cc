@@ -183,7 +183,7 @@ absl::StatusOr<std::optional<group::v1::NumberedCommand>> LeaderStream::Next(Clo
 
 void LeaderStream::Reply(uint64_t number, const absl::StatusOr<std::string>& data) {
   auto message = std::make_shared<MemberMessage>();
-  const absl::Status status = data.status();
+  const absl::Status& status = data.status();
   group::v1::Reply& reply = *message->mutable_reply();
   reply.set_number(number);
   reply.set_code(static_cast<int>(status.code()));

@@ -100,8 +100,9 @@ absl::Status ReplicaServer::TryCompute(uint64_t seed, int64_t tokens, uint64_t g
   chunk.tokens = tokens;
   std::mt19937_64 random(seed);
   std::vector<int64_t> labels(static_cast<size_t>(tokens));
-  for (int64_t& label : labels)
+  for (int64_t& label : labels) {
     label = static_cast<int64_t>(random() % static_cast<uint64_t>(config.vocab_size));
+  }
   chunk.labels.resize(labels.size() * sizeof(int64_t));
   std::memcpy(chunk.labels.data(), labels.data(), chunk.labels.size());
   chunk.hidden_states = Payload::Of(BytesOf(RandomFloats(seed, tokens * config.hidden_size)));

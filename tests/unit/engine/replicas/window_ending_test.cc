@@ -121,8 +121,9 @@ TEST_P(WindowEndingTest, ANonFiniteGradientOfOneReplicaIsSkippedByAll) {
   ASSERT_TRUE(step.ok()) << step.status();
   EXPECT_TRUE(step->skipped);
   EXPECT_GT(step->stats.non_finite, 0);
-  for (int32_t replica = 0; replica < replicas(); ++replica)
+  for (int32_t replica = 0; replica < replicas(); ++replica) {
     EXPECT_EQ(servers.at(replica).Weights(), weights);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Replicas, WindowEndingTest, ::testing::Values(2, 3));
