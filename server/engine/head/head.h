@@ -351,8 +351,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckPastLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
                                const std::vector<SessionMarks>& known = {}) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Those of this server's sessions.
-  std::vector<SessionMarks> OwnMarks(const std::vector<SessionMarks>& marks) const;
+  // Those of this server's sessions: `marks` themselves, or if there are replicas what is put into `own`.
+  const std::vector<SessionMarks>* OwnMarks(const std::vector<SessionMarks>* marks,
+                                            std::vector<SessionMarks>* own) const;
   // Whether a call of this generation that names these marks may end the window, or one that ends it may
   // begin now.
   absl::Status CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks,

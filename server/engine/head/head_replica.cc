@@ -115,8 +115,10 @@ void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint
     const MutexLock lock(mutex_);
     begun = BeginPartLocked(end);
     if (begun.ok()) {
-      PostLastLocked(OwnMarks(end.marks), [self = shared_from_this(), ending = window_.ending(), end,
-                                           done = std::move(done)] { done(self->SealedPart(ending, end)); });
+      PostLastLocked(MarksAt(environment_.place.replica, end.marks),
+                     [self = shared_from_this(), ending = window_.ending(), end, done = std::move(done)] {
+                       done(self->SealedPart(ending, end));
+                     });
       return;
     }
   }
@@ -127,7 +129,8 @@ absl::Status Head::BeginPartLocked(const WindowEnd& end) {
   // The coordinator has checked it all when the call came, and holds the window since.
   if (environment_.place.coordinates()) return CheckPhaseLocked(end.ending, {EndingPhase::kOpen});
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
-  if (absl::Status place = CheckPlaceLocked(end.generation, OwnMarks(end.marks)); !place.ok()) return place;
+  absl::Status place = CheckPlaceLocked(end.generation, MarksAt(environment_.place.replica, end.marks));
+  if (!place.ok()) return place;
   if (absl::Status open = window_.CheckOpen(); !open.ok()) return open;
   if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
   if (absl::Status same = CheckSameWeightsLocked(end); !same.ok()) return same;

@@ -70,17 +70,22 @@ absl::Status Head::CheckPlaceLocked(uint64_t generation, const std::vector<Sessi
 
 absl::Status Head::CheckSealableLocked(const std::vector<SessionMarks>& marks) const {
   if (!lifecycle_.admits().ok()) return lifecycle_.admits();
-  return sessions_.Match(OwnMarks(marks));
+  std::vector<SessionMarks> own;
+  return sessions_.Match(*OwnMarks(&marks, &own));
 }
 
-std::vector<SessionMarks> Head::OwnMarks(const std::vector<SessionMarks>& marks) const {
-  return environment_.place.shared() ? MarksAt(environment_.place.replica, marks) : marks;
+const std::vector<SessionMarks>* Head::OwnMarks(const std::vector<SessionMarks>* marks,
+                                                std::vector<SessionMarks>* own) const {
+  if (!environment_.place.shared()) return marks;
+  *own = MarksAt(environment_.place.replica, *marks);
+  return own;
 }
 
 // Marks may have gone back since, if a stream was cut.
 absl::Status Head::CheckSealedLocked() const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  return sessions_.Match(OwnMarks(window_.marks()));
+  std::vector<SessionMarks> own;
+  return sessions_.Match(*OwnMarks(&window_.marks(), &own));
 }
 
 WindowGradient Head::WindowGradientLocked() const {
@@ -307,7 +312,9 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   // A coordinator that was filled goes on with marks of the process before it.
   const bool goes_on = environment_.place.shared() && window_.stepping();
   const std::vector<SessionMarks> known = goes_on ? window_.marks() : std::vector<SessionMarks>();
-  if (absl::Status place = CheckPlaceLocked(generation, OwnMarks(marks), known); !place.ok()) return place;
+  std::vector<SessionMarks> own;
+  absl::Status place = CheckPlaceLocked(generation, *OwnMarks(&marks, &own), known);
+  if (!place.ok()) return place;
   if (window_.state() != WindowState::kOpen) return window_.JoinStep(marks, request, done);
   if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
   if (absl::Status may = CheckSealableLocked(marks); !may.ok()) return may;
@@ -327,7 +334,9 @@ std::optional<absl::StatusOr<StepResult>> Head::RepeatedStepLocked(uint64_t gene
                                                                    const StepRequest& request) {
   const StepRecord& last = window_.last_step();
   if (generation == last.generation) {
-    if (absl::Status past = CheckPastLocked(generation, OwnMarks(marks), last.marks); !past.ok()) return past;
+    std::vector<SessionMarks> own;
+    absl::Status past = CheckPastLocked(generation, *OwnMarks(&marks, &own), last.marks);
+    if (!past.ok()) return past;
   }
   const bool may_have_moved = generation == last.generation && generation + 1 == window_.generation() &&
                               window_.state() == WindowState::kOpen;

@@ -66,10 +66,37 @@ absl::Status FirstError(const std::vector<Answer>& answers) {
   return first;
 }
 
+// The coordinator's own. It publishes, or opens its window again, when the others have.
+class OwnPart : public ReplicaPart {
+ public:
+  OwnPart(std::shared_ptr<Head> head, std::shared_ptr<const ReplicaCommunicators> replicas)
+      : head_(std::move(head)), replicas_(std::move(replicas)) {}
+
+  void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override {
+    head_->SealPart(end, std::move(done));
+  }
+  void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<GradientStats>)> done) override {
+    head_->SumPart(window_tokens, replicas_, std::move(done));
+  }
+  void Step(const JointStep& step, std::function<void(absl::Status)> done) override {
+    head_->StepPart(step, replicas_, std::move(done));
+  }
+  void Reopen(const absl::Status& /*why*/, std::function<void(absl::Status)> done) override {
+    done(absl::OkStatus());
+  }
+
+ private:
+  const std::shared_ptr<Head> head_;
+  const std::shared_ptr<const ReplicaCommunicators> replicas_;
+};
+
 class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
  public:
   WindowEnding(std::shared_ptr<Head> head, WindowEnd end, EndingReplicas replicas)
-      : head_(std::move(head)), end_(std::move(end)), replicas_(std::move(replicas)) {}
+      : head_(std::move(head)), end_(std::move(end)), replicas_(std::move(replicas)) {
+    parts_.push_back(std::make_shared<OwnPart>(head_, replicas_.own));
+    parts_.insert(parts_.end(), replicas_.others.begin(), replicas_.others.end());
+  }
 
   void Seal();
   void GoOn();
@@ -78,7 +105,7 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
   using Sealed = std::vector<absl::StatusOr<uint64_t>>;
   using Summed = std::vector<absl::StatusOr<GradientStats>>;
 
-  // Asks all replicas: ask(replica, what it answers to), the coordinator being null.
+  // Asks all replicas: ask(part, what it answers to).
   template <class Answer, class Ask>
   void AskAll(std::function<void(std::vector<Answer>)> then, Ask ask);
   void Sum(const Sealed& sealed);
@@ -97,20 +124,18 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
   const std::shared_ptr<Head> head_;
   const WindowEnd end_;
   const EndingReplicas replicas_;
-  JointStep step_;  // one round after the other works with it
+  std::vector<std::shared_ptr<ReplicaPart>> parts_;  // the coordinator's first
+  JointStep step_;                                   // one round after the other works with it
 };
 
 template <class Answer, class Ask>
 void WindowEnding::AskAll(std::function<void(std::vector<Answer>)> then, Ask ask) {
-  const auto round = std::make_shared<Round<Answer>>(1 + replicas_.others.size(), std::move(then));
+  const auto round = std::make_shared<Round<Answer>>(parts_.size(), std::move(then));
   bool current = false;
   const bool asked = replicas_.epoch->Ask([&] {
     current = head_->IsEnding(end_.ending);
     if (!current) return;
-    ask(nullptr, Round<Answer>::AnswerOf(round, 0));
-    for (size_t i = 0; i < replicas_.others.size(); ++i) {
-      ask(replicas_.others[i].get(), Round<Answer>::AnswerOf(round, 1 + i));
-    }
+    for (size_t i = 0; i < parts_.size(); ++i) ask(*parts_[i], Round<Answer>::AnswerOf(round, i));
   });
   if (!asked) {
     (void)IsLost(ReplicaLost("a replica was lost"));
@@ -138,12 +163,8 @@ void WindowEnding::Break(const absl::Status& why) { head_->TellWaiting(why, end_
 void WindowEnding::Seal() {
   AskAll<absl::StatusOr<uint64_t>>(
       [self = shared_from_this()](const Sealed& sealed) { self->Sum(sealed); },
-      [this](ReplicaPart* other, std::function<void(absl::StatusOr<uint64_t>)> done) {
-        if (other == nullptr) {
-          head_->SealPart(end_, std::move(done));
-        } else {
-          other->Seal(end_, std::move(done));
-        }
+      [this](ReplicaPart& part, std::function<void(absl::StatusOr<uint64_t>)> done) {
+        part.Seal(end_, std::move(done));
       });
 }
 
@@ -164,13 +185,8 @@ void WindowEnding::GoOn() {
 void WindowEnding::Tally() {
   AskAll<absl::StatusOr<GradientStats>>(
       [self = shared_from_this()](const Summed& summed) { self->Step(summed); },
-      [this](ReplicaPart* other, std::function<void(absl::StatusOr<GradientStats>)> done) {
-        done = AtOnce<absl::StatusOr<GradientStats>>(std::move(done));
-        if (other == nullptr) {
-          head_->SumPart(step_.window_tokens, replicas_.own, std::move(done));
-        } else {
-          other->Sum(step_.window_tokens, std::move(done));
-        }
+      [this](ReplicaPart& part, std::function<void(absl::StatusOr<GradientStats>)> done) {
+        part.Sum(step_.window_tokens, AtOnce<absl::StatusOr<GradientStats>>(std::move(done)));
       });
 }
 
@@ -181,13 +197,8 @@ void WindowEnding::Step(const Summed& summed) {
   step_.skipped = refuses || step_.window_tokens == 0;
   AskAll<absl::Status>(
       [self = shared_from_this()](const std::vector<absl::Status>& stepped) { self->Publish(stepped); },
-      [this](ReplicaPart* other, std::function<void(absl::Status)> done) {
-        done = AtOnce<absl::Status>(std::move(done));
-        if (other == nullptr) {
-          head_->StepPart(step_, replicas_.own, std::move(done));
-        } else {
-          other->Step(step_, std::move(done));
-        }
+      [this](ReplicaPart& part, std::function<void(absl::Status)> done) {
+        part.Step(step_, AtOnce<absl::Status>(std::move(done)));
       });
 }
 
@@ -206,12 +217,8 @@ void WindowEnding::Reopen(const absl::Status& why) {
             self->replicas_.epoch->Finish([&] { self->head_->ReopenPart(why, self->end_.ending); });
         if (!told) (void)self->IsLost(ReplicaLost("a replica was lost"));
       },
-      [&why](ReplicaPart* other, const std::function<void(absl::Status)>& done) {
-        if (other == nullptr) {
-          done(absl::OkStatus());
-        } else {
-          other->Reopen(why, done);
-        }
+      [&why](ReplicaPart& part, std::function<void(absl::Status)> done) {
+        part.Reopen(why, std::move(done));
       });
 }
 

@@ -1,24 +1,12 @@
 #include "server/rpc/replicas/remote_part.h"
 
 #include "absl/strings/str_cat.h"
-#include "lossd/group/v1/replica.pb.h"
 #include "server/rpc/replicas/replica_wire.h"
 
 namespace lossd::rpc {
 namespace {
 
 using group::v1::ReplicaCommand;
-
-// What another replica has answered, with its number before its errors.
-absl::StatusOr<std::string> AnswerOf(int32_t replica, const absl::Status& lost,
-                                     const absl::StatusOr<std::string>& data) {
-  if (!lost.ok()) return engine::ReplicaLost(lost.message());
-  if (data.ok()) return data;
-  absl::Status error(data.status().code(), absl::StrCat("replica ", replica, ": ", data.status().message()));
-  data.status().ForEachPayload(
-      [&error](absl::string_view type, const absl::Cord& payload) { error.SetPayload(type, payload); });
-  return error;
-}
 
 // Parses a message that the replica has answered.
 template <class Message>
@@ -38,17 +26,31 @@ RemotePart::RemotePart(std::shared_ptr<RankQuestions> questions, int32_t replica
       head_(config.name),
       fingerprint_(FingerprintOf(config)) {}
 
+void RemotePart::Ask(const char* name, const ReplicaCommand& command,
+                     std::function<void(const absl::StatusOr<std::string>&)> done) {
+  questions_->Ask(
+      replica_, name, command.SerializeAsString(),
+      [replica = replica_, done = std::move(done)](const absl::Status& lost,
+                                                   const absl::StatusOr<std::string>& data) {
+        if (!lost.ok()) return done(engine::ReplicaLost(lost.message()));
+        if (data.ok()) return done(data);
+        const absl::Status& status = data.status();
+        absl::Status error(status.code(), absl::StrCat("replica ", replica, ": ", status.message()));
+        status.ForEachPayload(
+            [&error](absl::string_view type, const absl::Cord& payload) { error.SetPayload(type, payload); });
+        done(error);
+      });
+}
+
 void RemotePart::Seal(const engine::WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) {
   ReplicaCommand command;
   ToProto(head_, end, command.mutable_seal());
   command.mutable_seal()->set_fingerprint(fingerprint_);
-  questions_->Ask(replica_, "SealWindow", command.SerializeAsString(),
-                  [replica = replica_, done = std::move(done)](const absl::Status& lost,
-                                                               const absl::StatusOr<std::string>& data) {
-                    const auto sealed = Parsed<group::v1::Sealed>(AnswerOf(replica, lost, data));
-                    if (sealed.ok()) return done(sealed->window_tokens());
-                    done(sealed.status());
-                  });
+  Ask("SealWindow", command, [done = std::move(done)](const absl::StatusOr<std::string>& data) {
+    const auto sealed = Parsed<group::v1::Sealed>(data);
+    if (sealed.ok()) return done(sealed->window_tokens());
+    done(sealed.status());
+  });
 }
 
 void RemotePart::Sum(uint64_t window_tokens,
@@ -56,35 +58,27 @@ void RemotePart::Sum(uint64_t window_tokens,
   ReplicaCommand command;
   command.mutable_sum()->set_head(head_);
   command.mutable_sum()->set_window_tokens(window_tokens);
-  questions_->Ask(replica_, "SumWindow", command.SerializeAsString(),
-                  [replica = replica_, done = std::move(done)](const absl::Status& lost,
-                                                               const absl::StatusOr<std::string>& data) {
-                    const auto summed = Parsed<group::v1::JointStep>(AnswerOf(replica, lost, data));
-                    if (summed.ok()) return done(ToEngine(*summed).stats);
-                    done(summed.status());
-                  });
+  Ask("SumWindow", command, [done = std::move(done)](const absl::StatusOr<std::string>& data) {
+    const auto summed = Parsed<group::v1::JointStep>(data);
+    if (summed.ok()) return done(ToEngine(*summed).stats);
+    done(summed.status());
+  });
 }
 
 void RemotePart::Step(const engine::JointStep& step, std::function<void(absl::Status)> done) {
   ReplicaCommand command;
   command.mutable_step()->set_head(head_);
   ToProto(step, command.mutable_step()->mutable_step());
-  questions_->Ask(replica_, "StepWindow", command.SerializeAsString(),
-                  [replica = replica_, done = std::move(done)](const absl::Status& lost,
-                                                               const absl::StatusOr<std::string>& data) {
-                    done(AnswerOf(replica, lost, data).status());
-                  });
+  Ask("StepWindow", command,
+      [done = std::move(done)](const absl::StatusOr<std::string>& data) { done(data.status()); });
 }
 
 void RemotePart::Reopen(const absl::Status& why, std::function<void(absl::Status)> done) {
   ReplicaCommand command;
   command.mutable_reopen()->set_head(head_);
   command.mutable_reopen()->set_why(std::string(why.message()));
-  questions_->Ask(replica_, "ReopenWindow", command.SerializeAsString(),
-                  [replica = replica_, done = std::move(done)](const absl::Status& lost,
-                                                               const absl::StatusOr<std::string>& data) {
-                    done(AnswerOf(replica, lost, data).status());
-                  });
+  Ask("ReopenWindow", command,
+      [done = std::move(done)](const absl::StatusOr<std::string>& data) { done(data.status()); });
 }
 
 }  // namespace lossd::rpc

@@ -3,10 +3,12 @@
 #define LOSSD_SERVER_RPC_REPLICAS_REMOTE_PART_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "lossd/group/v1/replica.pb.h"
 #include "server/engine/head/head.h"
 #include "server/engine/replicas/window_ending.h"
 #include "server/rpc/group/group_leader.h"
@@ -24,6 +26,10 @@ class RemotePart final : public engine::ReplicaPart {
   void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) override;
 
  private:
+  // `done` gets ReplicaLost, or what the replica has answered, with its number before its errors.
+  void Ask(const char* name, const group::v1::ReplicaCommand& command,
+           std::function<void(const absl::StatusOr<std::string>&)> done);
+
   const std::shared_ptr<RankQuestions> questions_;
   const int32_t replica_;
   const std::string head_;

@@ -206,8 +206,8 @@ class MeetingReplica final : public ReplicaSet {
 
   void Run();
   // One epoch, with why it has ended.
-  absl::Status Coordinate();
-  absl::Status Follow();
+  absl::Status Coordinate(const std::shared_ptr<Meeting>& meeting);
+  absl::Status Follow(const std::shared_ptr<Meeting>& meeting);
   // Agrees with all others on what there is, and settles it.
   absl::StatusOr<Settling> Agree(Rendezvous& rendezvous, Meeting& meeting,
                                  std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
@@ -293,7 +293,7 @@ void MeetingReplica::Run() {
       if (stopping_) return;
       meeting_ = meeting;
     }
-    const absl::Status ended = options_.place.coordinates() ? Coordinate() : Follow();
+    const absl::Status ended = options_.place.coordinates() ? Coordinate(meeting) : Follow(meeting);
     // What is still under way at the device comes to nothing, or to what the next hello says.
     engine_->AwaitExchanges();
     if (stopping()) return;
@@ -302,12 +302,7 @@ void MeetingReplica::Run() {
   } while (Sleep(pause));
 }
 
-absl::Status MeetingReplica::Coordinate() {
-  std::shared_ptr<Meeting> meeting;
-  {
-    const engine::MutexLock lock(mutex_);
-    meeting = meeting_;
-  }
+absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting) {
   const auto lost = [meeting](int32_t replica, const std::string& why) {
     meeting->Lose(absl::UnavailableError(absl::StrCat("replica ", replica, " was lost: ", why)));
   };
@@ -354,12 +349,7 @@ absl::Status MeetingReplica::Coordinate() {
   return meeting->lost();
 }
 
-absl::Status MeetingReplica::Follow() {
-  std::shared_ptr<Meeting> meeting;
-  {
-    const engine::MutexLock lock(mutex_);
-    meeting = meeting_;
-  }
+absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
   GroupMemberOptions options{.address = options_.address,
                              .credentials = options_.credentials,
                              .identity = options_.identity,
