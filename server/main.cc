@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -26,6 +27,7 @@
 #include "server/rpc/calls/methods.h"
 #include "server/rpc/connections/server_setup.h"
 #include "server/rpc/health_server.h"
+#include "server/rpc/replicas/replica_set.h"
 #include "server/rpc/server.h"
 #include "server/rpc/transport/access.h"
 #include "server/rpc/transport/file_descriptor.h"
@@ -43,6 +45,7 @@
 #include "server/startup/options.h"
 #include "server/startup/out_of_memory.h"
 #include "server/startup/port_file.h"
+#include "server/startup/replicas/join_replicas.h"
 #include "server/startup/restart.h"
 #include "server/startup/start_heads.h"
 #include "server/telemetry/common/logging.h"
@@ -205,6 +208,15 @@ absl::StatusOr<std::unique_ptr<rpc::HealthServer>> StartHealth(const std::string
   return rpc::HealthServer::Start(listen);
 }
 
+// Checkpoints are of all replicas, and one writes and reads them.
+void LeaveCheckpointsToCoordinator(Options* options) {
+  if (options->checkpoint_dir.empty()) return;
+  Log(LogLevel::kInfo, "replica 0 keeps the checkpoints of all: its --checkpoint_dir counts",
+      {{"replica", options->replicas.place.replica}});
+  options->checkpoint_dir.clear();
+  options->restore = false;
+}
+
 absl::StatusOr<Restart> OpenRestart(Options& options) {
   absl::StatusOr<Restart> restart =
       Restart::Open(options.checkpoint_dir, options.restore ? Restore::kYes : Restore::kNo);
@@ -228,9 +240,23 @@ absl::StatusOr<std::unique_ptr<engine::Device>> CreateDevice(const Options& opti
 }
 
 absl::StatusOr<std::unique_ptr<engine::Engine>> StartEngine(Options& options, const ParentLink* parent,
-                                                            std::unique_ptr<LedGroup>* group) {
+                                                            std::unique_ptr<LedGroup>* group,
+                                                            std::unique_ptr<rpc::ReplicaSet>* replicas) {
   absl::StatusOr<std::unique_ptr<engine::Device>> device = CreateDevice(options, parent, group);
   if (!device.ok()) return device.status();
+  if (options.replicas.place.shared()) {
+    const bool leads = parent != nullptr;
+    absl::StatusOr<std::unique_ptr<rpc::ReplicaSet>> joined = JoinReplicas(
+        options.replicas,
+        {.device_kind = engine::KindOf(leads ? options.group.devices.front() : (*device)->name()),
+         .ranks = leads ? options.group.ranks() : 1,
+         .agreed = options.group.agreed},
+        &options.engine);
+    if (!joined.ok()) return joined.status();
+    *replicas = *std::move(joined);
+    options.server.replicas = replicas->get();
+    options.server.advertised_host = options.replicas.advertised_host;
+  }
   if (options.engine.memory_limit_bytes == 0) {
     options.engine.memory_limit_bytes = (*device)->AvailableMemory();
   }
@@ -319,12 +345,15 @@ int Serve(Options options, ParentLink* parent) {
   if (absl::Status can = CheckPortFile(options.port_file); !can.ok()) return Fail(can);
   const auto health = StartHealth(options.health_listen);
   if (!health.ok()) return Fail(health.status());
+  if (!options.replicas.place.coordinates()) LeaveCheckpointsToCoordinator(&options);
   absl::StatusOr<Restart> restart = OpenRestart(options);
   if (!restart.ok()) return Fail(restart.status());
   std::unique_ptr<LedGroup> group;
-  const auto engine = StartEngine(options, parent, &group);
+  std::unique_ptr<rpc::ReplicaSet> replicas;
+  const auto engine = StartEngine(options, parent, &group, &replicas);
   if (absl::IsCancelled(engine.status()) && ToldToEnd()) return Stopped();
   if (!engine.ok()) return Fail(engine.status());
+  const absl::Cleanup leave = [&replicas] { replicas.reset(); };  // while the engine lives
   // Before the heads, whose weights may take long: until then nobody could tell the server from one that is
   // down.
   const auto listener = ListenForMetrics(options.metrics_listen);
@@ -336,7 +365,12 @@ int Serve(Options options, ParentLink* parent) {
   options.server.access = *access;
   AccessWatch access_watch(options.server.tls, *access, &counters);
   if (group != nullptr) group->TellLanes(&options.server);
+  if (replicas != nullptr) {
+    replicas->Meet(engine->get());
+    if (!replicas->AwaitFirstMeeting(ToldToEnd)) return Stopped();
+  }
   if (absl::Status restored = restart->RestoreHeads(**engine); !restored.ok()) return Fail(restored);
+  if (!options.replicas.place.coordinates()) options.heads.clear();  // which the coordinator creates at all
   const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());
   if (absl::IsCancelled(heads) && ToldToEnd()) return Stopped();
   if (!heads.ok()) return Fail(heads);

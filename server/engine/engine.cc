@@ -81,7 +81,14 @@ GroupReport Engine::Group() const {
 // Heads
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
-  return CreateHead(config, false);
+  if (options_.create_together == nullptr) return CreateHead(config, false);
+  const bool was_there = FindHead(config.name).ok();
+  absl::StatusOr<std::shared_ptr<Head>> head = CreateHead(config, false);
+  if (!head.ok()) return head;
+  const absl::Status all = options_.create_together(config);
+  if (all.ok()) return head;
+  if (!was_there) DropHead(config.name);
+  return all;
 }
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHeadToFill(const HeadConfig& config) {
@@ -152,6 +159,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.place = options_.place;
   environment.is_filled = is_filled;
   environment.end_together = options_.end_together;
+  environment.publish_together = options_.publish_together;
   environment.device_done = device_done_;
   if (config.double_buffer) {
     absl::StatusOr<std::unique_ptr<Gradient>> gradient = device_->CreateGradient(config);
@@ -170,6 +178,12 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
 
 absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard,
                                 std::function<void()> released) {
+  if (options_.delete_together != nullptr) {
+    const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
+    if (!head.ok()) return head.status();
+    if (absl::Status may = (*head)->CheckDiscard(discard); !may.ok()) return may;
+    if (absl::Status others = options_.delete_together(name, discard); !others.ok()) return others;
+  }
   if (options_.checkpoints == nullptr) return RemoveHead(name, discard, std::move(released));
   const MutexLock deleting(checkpoint_mutex_);  // no save would make it live again, no restore fill it
   const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
@@ -219,6 +233,11 @@ void Engine::AwaitExchanges() {
   std::promise<void> reached;
   scheduler_.Post(nullptr, [&reached] { reached.set_value(); });
   reached.get_future().wait();
+  for (const std::shared_ptr<Head>& head : Heads()) {
+    const auto published = std::make_shared<std::promise<void>>();
+    head->AwaitPublished([published] { published->set_value(); });
+    published->get_future().wait();
+  }
 }
 
 std::vector<std::shared_ptr<Head>> Engine::Heads() const {

@@ -71,6 +71,11 @@ struct EngineOptions {
   // Which replica of its heads it has, and at the coordinator what ends their windows (HeadEnvironment).
   ReplicaPlace place = {};
   std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together = {};
+  std::function<void(std::shared_ptr<Head>, std::shared_ptr<StagedWrite>)> publish_together = {};
+  // At the coordinator: a head that is here is to be at all other replicas, or is to be deleted there first.
+  // They wait. UNAVAILABLE if not all replicas are there; asked again, they do what is missing.
+  std::function<absl::Status(const HeadConfig&)> create_together = {};
+  std::function<absl::Status(const std::string& name, Head::DiscardGradient)> delete_together = {};
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
 };
@@ -201,7 +206,8 @@ class Engine {
   absl::Status Overload(absl::string_view field, absl::string_view message);
   // Waits until everything accepted so far has been applied and answered.
   void WaitIdle() { scheduler_.Flush(); }
-  // Waits for what replicas exchange, as far as it was asked for (Head::SumPart, StepPart, ServeGather).
+  // Waits for what replicas exchange or publish, as far as it was asked for (Head::SumPart, StepPart,
+  // ServeGather, PublishPrepared).
   void AwaitExchanges();
   // One turn of the device's loop, where nobody else runs it (EngineOptions::device_loop).
   void StepDevice() { scheduler_.Step(); }

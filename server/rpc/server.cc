@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/rpc/calls/call_observer.h"
 #include "server/rpc/calls/methods.h"
@@ -30,9 +31,9 @@ constexpr std::chrono::milliseconds kFarewell(100);
 // How long their last answers may be on their way.
 constexpr std::chrono::milliseconds kLastAnswers(1000);
 
-void Observe(grpc::ServerBuilder& builder, CallReports* reports) {
+void Observe(grpc::ServerBuilder& builder, CallReports* reports, CallObserver::PassesOn passes_on) {
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
-  factories.push_back(std::make_unique<CallObserver>(reports));
+  factories.push_back(std::make_unique<CallObserver>(reports, passes_on));
   builder.experimental().SetInterceptorCreators(std::move(factories));
 }
 
@@ -61,8 +62,15 @@ Server::Server(engine::Engine* engine, const ServerOptions& options)
       region_service_(engine),
       acceptor_(Acceptor::For::kClients, CountersOf(counters_)),
       relays_(options.relays),
-      group_(options.group) {
+      group_(options.group),
+      replicas_(options.replicas),
+      advertised_host_(options.advertised_host) {
   loss_service_.SetLanes(options.lanes);
+  if (replicas_ == nullptr) return;
+  loss_service_.SetPlacer(&replicas_->sessions());
+  if (replicas_->place().coordinates()) return;
+  passed_calls_ =
+      std::make_unique<PassedCalls>([replicas = replicas_] { return replicas->Coordinator(); }, &reports_);
 }
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
@@ -85,18 +93,43 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Open(const ServerOptions& option
   grpc::ServerBuilder builder;
   LimitServer(engine->options().chunk_limits, engine->options().staging_bytes, options.connections, builder);
   RefuseCompression(builder);
-  Observe(builder, &server->reports_);
-  builder.RegisterService(&server->head_service_);
-  builder.RegisterService(&server->loss_service_);
-  builder.RegisterService(&server->gradient_service_);
-  builder.RegisterService(&server->status_service_);
-  builder.RegisterService(&server->region_service_);
+  server->RegisterServices(builder);
   if (absl::Status status = server->Listen(options, builder); !status.ok()) return status;
   return server;
 }
 
+// Heads and their windows are the coordinator's: other replicas pass calls about them on.
+void Server::RegisterServices(grpc::ServerBuilder& builder) {
+  const bool passes_on = passed_calls_ != nullptr;
+  Observe(builder, &reports_, passes_on ? CallObserver::PassesOn::kYes : CallObserver::PassesOn::kNo);
+  if (passes_on) {
+    builder.RegisterCallbackGenericService(passed_calls_.get());
+  } else {
+    builder.RegisterService(&head_service_);
+    builder.RegisterService(&gradient_service_);
+  }
+  builder.RegisterService(&loss_service_);
+  builder.RegisterService(&status_service_);
+  builder.RegisterService(&region_service_);
+}
+
+void Server::ServeReplicas() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  const std::string address = absl::StrCat(advertised_host_, ":", port());
+  replicas_->Serve(
+      {.open =
+           [this, address](const v1::OpenSessionRequest& request, v1::OpenSessionResponse* response) {
+             return loss_service_.OpenFor(address, request, response);
+           },
+       .close = [this](const v1::CloseSessionRequest& request) { return loss_service_.Close(request); }},
+      server_->InProcessChannel(arguments));
+}
+
 void Server::Serve() {
   server_->GetHealthCheckService()->SetServingStatus(true);
+  if (replicas_ != nullptr) ServeReplicas();
   if (relays_ != nullptr) relays_->Open(&loss_service_, group_);
   acceptor_.Start();
   counters_->serving = true;
@@ -131,6 +164,7 @@ void Server::Drain(absl::Duration timeout) {
   engine_->BeginDrain();
   loss_service_.Drain();
   acceptor_.Stop();
+  if (replicas_ != nullptr) replicas_->StopServing();
   if (relays_ != nullptr) relays_->Close();
   std::thread closing;
   try {

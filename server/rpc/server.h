@@ -18,6 +18,8 @@
 #include "server/rpc/connections/server_setup.h"
 #include "server/rpc/lanes/relay_service.h"
 #include "server/rpc/lanes/relayed_requests.h"
+#include "server/rpc/replicas/passed_calls.h"
+#include "server/rpc/replicas/replica_set.h"
 #include "server/rpc/services/gradient_service.h"
 #include "server/rpc/services/head_service.h"
 #include "server/rpc/services/loss_service.h"
@@ -45,6 +47,12 @@ struct ServerOptions {
   RelayService* relays = nullptr;
   RelayedRequests::Group group = {};
   std::vector<RankLanes> lanes = {};  // from rank 1 on
+  // Its place among replicas, which the others may call from Serve() to Drain(); outlives the server. Null:
+  // there are none.
+  ReplicaSet* replicas = nullptr;
+  // The host by which clients reach this one, where another replica has sent them; with `listen`'s first
+  // port.
+  std::string advertised_host = {};
 };
 
 class Server {
@@ -80,6 +88,8 @@ class Server {
 
  private:
   Server(engine::Engine* engine, const ServerOptions& options);
+  void RegisterServices(grpc::ServerBuilder& builder);
+  void ServeReplicas();
   absl::Status Listen(const ServerOptions& options, grpc::ServerBuilder& builder);
   // Until the drain is over: closes connections as soon as no call is under way.
   void CloseStrangers();
@@ -97,6 +107,9 @@ class Server {
   Acceptor acceptor_;
   RelayService* const relays_;
   const RelayedRequests::Group group_;
+  ReplicaSet* const replicas_;
+  const std::string advertised_host_;
+  std::unique_ptr<PassedCalls> passed_calls_;  // null: all calls are served here
   bool drained_ = false;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -78,7 +78,7 @@ namespace lossd {
 namespace {
 
 // Names of the flags of several hosts that are given.
-std::vector<std::string> GivenOfHosts() {
+std::vector<std::string> GivenOfHosts(bool replicas) {
   std::vector<std::string> given;
   const auto add = [&given](const char* name, bool is_given) {
     if (is_given) given.push_back(absl::StrCat("--", name));
@@ -86,6 +86,7 @@ std::vector<std::string> GivenOfHosts() {
   add("group_nodes", absl::GetFlag(FLAGS_group_nodes).has_value());
   add("group_node", absl::GetFlag(FLAGS_group_node).has_value());
   add("group_leader", !absl::GetFlag(FLAGS_group_leader).empty());
+  if (replicas) return given;  // which have the others, too
   add("group_token_file", !absl::GetFlag(FLAGS_group_token_file).name.empty());
   add("group_tls_certificate", !absl::GetFlag(FLAGS_group_tls_certificate).name.empty());
   add("group_tls_key", !absl::GetFlag(FLAGS_group_tls_key).name.empty());
@@ -135,7 +136,10 @@ absl::StatusOr<std::string> ReadPem(const char* flag, const GuardFile& file) {
                               "; it must be a PEM file that this user may read"));
 }
 
-absl::Status ReadCredentials(rpc::GroupCredentials& credentials) {
+}  // namespace
+
+absl::Status ReadGroupCredentials(const char* needed_by, rpc::GroupCredentials* to) {
+  rpc::GroupCredentials& credentials = *to;
   const std::string token_file = absl::GetFlag(FLAGS_group_token_file).name;
   for (const auto& [flag, file, text] :
        {std::tuple("group_tls_certificate", absl::GetFlag(FLAGS_group_tls_certificate),
@@ -146,17 +150,16 @@ absl::Status ReadCredentials(rpc::GroupCredentials& credentials) {
     if (!read.ok()) return read.status();
     *text = *std::move(read);
   }
-  // A rank's process has the token from its parent.
-  if (!token_file.empty() && absl::GetFlag(FLAGS_group_rank) < 0) {
+  if (!token_file.empty()) {
     absl::StatusOr<std::string> token = ReadGroupToken(token_file);
     if (!token.ok()) return token.status();
     credentials.token = *std::move(token);
   }
   if (token_file.empty() && credentials.certificate.empty()) {
-    return Invalid(
-        "--group is given; over several hosts it needs --group_token_file, a secret that all nodes have, or "
-        "--group_tls_certificate, --group_tls_key and --group_tls_ca: else whoever reaches the port could "
-        "join");
+    return Invalid(absl::StrCat(
+        needed_by,
+        " is given; it needs --group_token_file, a secret that all nodes have, or --group_tls_certificate, "
+        "--group_tls_key and --group_tls_ca: else whoever reaches the port could join"));
   }
   absl::Status can = rpc::CheckCredentials(credentials);
   if (can.ok()) return can;
@@ -164,7 +167,9 @@ absl::Status ReadCredentials(rpc::GroupCredentials& credentials) {
       absl::StrCat("--group_tls_certificate, --group_tls_key and --group_tls_ca: ", can.message()));
 }
 
-absl::Status ReadNetwork(GroupOptions& group) {
+namespace {
+
+absl::Status ReadNetwork(std::string* interface) {
   const std::string network = absl::GetFlag(FLAGS_collective_network);
   if (network != "trusted") {
     return Invalid(absl::StrCat("--collective_network is '", network,
@@ -173,9 +178,18 @@ absl::Status ReadNetwork(GroupOptions& group) {
                                 "network of --collective_interface is as trusted as the machines are, and "
                                 "nobody else can reach it"));
   }
-  group.interface = absl::GetFlag(FLAGS_collective_interface);
-  return AddressesOf(group.interface).status();
+  *interface = absl::GetFlag(FLAGS_collective_interface);
+  return AddressesOf(*interface).status();
 }
+
+}  // namespace
+
+absl::Status ReadNetworkOfReplicas(bool one_host, std::string* interface) {
+  if (one_host && absl::GetFlag(FLAGS_collective_interface).empty()) return absl::OkStatus();
+  return ReadNetwork(interface);
+}
+
+namespace {
 
 // A parent has found both good before it started this rank: what has become of them since is no mistake of
 // the command line.
@@ -206,8 +220,10 @@ absl::Status ReadHosts(const std::string& launcher, const std::string& devices, 
   if (absl::Status fits = CheckRanks(group.nodes, group.devices.size()); !fits.ok()) return fits;
   group.host_ranks = std::min(place->local_count, group.nodes) * group.local_ranks();
   if (!group.SpansNodes()) return absl::OkStatus();
-  if (absl::Status network = ReadNetwork(group); !network.ok()) return ReadAsRank(network);
-  return ReadAsRank(ReadCredentials(group.credentials));
+  if (absl::Status network = ReadNetwork(&group.interface); !network.ok()) return ReadAsRank(network);
+  absl::Status known = ReadAsRank(ReadGroupCredentials("--group", &group.credentials));
+  if (absl::GetFlag(FLAGS_group_rank) >= 0) group.credentials.token.clear();  // its parent tells it
+  return known;
 }
 
 // The internal flags: all of them, or none.
@@ -232,11 +248,13 @@ absl::Status ReadRankProcess(GroupOptions& group) {
   return absl::OkStatus();
 }
 
-// As it stands before a port.
-absl::StatusOr<std::string> AdvertisedHost(const GroupOptions& group) {
+}  // namespace
+
+absl::StatusOr<std::string> AdvertisedHost(const std::string& interface) {
   std::string host = absl::GetFlag(FLAGS_advertise_host);
+  if (host.empty() && interface.empty()) return std::string("127.0.0.1");
   if (host.empty()) {
-    const absl::StatusOr<std::vector<std::string>> addresses = AddressesOf(group.interface);
+    const absl::StatusOr<std::vector<std::string>> addresses = AddressesOf(interface);
     if (!addresses.ok()) return addresses.status();
     host = addresses->front();
   }
@@ -244,15 +262,13 @@ absl::StatusOr<std::string> AdvertisedHost(const GroupOptions& group) {
   return bare ? absl::StrCat("[", host, "]") : host;
 }
 
-}  // namespace
-
 absl::StatusOr<LanePlace> ReadLaneFlags(const GroupOptions& group, const std::string& listen,
                                         const std::vector<std::string>& others) {
   const bool follows = group.process.has_value() && group.process->rank > 0;
   if (!follows || !absl::GetFlag(FLAGS_lanes_at_ranks)) return LanePlace();
   std::string host;
   if (group.node > 0) {
-    absl::StatusOr<std::string> advertised = AdvertisedHost(group);
+    absl::StatusOr<std::string> advertised = AdvertisedHost(group.interface);
     if (!advertised.ok()) return advertised.status();
     host = *std::move(advertised);
   }
@@ -266,7 +282,7 @@ absl::StatusOr<LanePlace> ReadLaneFlags(const GroupOptions& group, const std::st
   return FindLanePlace(group, first.empty() ? listen : first, host, taken);
 }
 
-absl::StatusOr<GroupOptions> ReadGroupFlags(const std::string& devices) {
+absl::StatusOr<GroupOptions> ReadGroupFlags(const std::string& devices, bool replicas) {
   GroupOptions group;
   if (absl::Status status = ReadDurations(group); !status.ok()) return status;
   if (!devices.empty()) {
@@ -275,10 +291,10 @@ absl::StatusOr<GroupOptions> ReadGroupFlags(const std::string& devices) {
     group.devices = *std::move(parsed);
   }
   const std::string launcher = absl::GetFlag(FLAGS_group);
-  if (const std::vector<std::string> given = GivenOfHosts(); launcher.empty() && !given.empty()) {
+  if (const std::vector<std::string> given = GivenOfHosts(replicas); launcher.empty() && !given.empty()) {
     return Invalid(absl::StrCat(absl::StrJoin(given, ", "), given.size() == 1 ? " is" : " are",
                                 " given, without --group, which says that there are several hosts: "
-                                "--group=flags, or the launcher's name"));
+                                "--group=flags, or the launcher's name; or --replica_set"));
   }
   if (!launcher.empty()) {
     if (absl::Status status = ReadHosts(launcher, devices, group); !status.ok()) return status;

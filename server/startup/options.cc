@@ -28,6 +28,7 @@
 #include "server/startup/flag_types.h"
 #include "server/startup/group_flags.h"
 #include "server/startup/head_entry.h"
+#include "server/startup/replica_flags.h"
 #include "server/telemetry/http/http_hosts.h"
 #include "server/version.h"
 
@@ -189,7 +190,10 @@ absl::Status ReadDeviceOptions(Options& options) {
     return Invalid(absl::StrCat("--device is '", options.device.name, "' and --devices is '", list,
                                 "'; only one of them may be there"));
   }
-  absl::StatusOr<GroupOptions> group = ReadGroupFlags(list);
+  absl::StatusOr<ReplicaOptions> replicas = ReadReplicaFlags();
+  if (!replicas.ok()) return replicas.status();
+  options.replicas = *std::move(replicas);
+  absl::StatusOr<GroupOptions> group = ReadGroupFlags(list, options.replicas.place.shared());
   if (!group.ok()) return group.status();
   options.group = *std::move(group);
   if (!list.empty()) options.device.name = options.group.own_device();
@@ -412,7 +416,8 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   // --help shows our flags, not those of libraries.
   usage.contains_help_flags = [](absl::string_view file) {
     return absl::EndsWith(file, "server/startup/options.cc") ||
-           absl::EndsWith(file, "server/startup/group_flags.cc");
+           absl::EndsWith(file, "server/startup/group_flags.cc") ||
+           absl::EndsWith(file, "server/startup/replica_flags.cc");
   };
   usage.normalize_filename = [](absl::string_view file) {
     const size_t start = file.rfind("server/");
@@ -437,6 +442,9 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
       "  lossd --devices=all --group=flags --group_nodes=2 --group_node=1 --group_leader=node-0.example "
       "--group_token_file=token --collective_network=trusted --collective_interface=eth0\n"
       "                                            the second of two hosts: one head over the GPUs of both\n"
+      "  lossd --replica_set=main --replicas=2 --replica=1 --replica_leader=node-0.example "
+      "--group_token_file=token --collective_network=trusted --collective_interface=eth0\n"
+      "                                            the second of two servers that train one head\n"
       "  lossd --config=lossd.json                 flags and heads from a file\n"
       "  lossd --checkpoint_dir=/var/lib/lossd --restore\n"
       "                                            go on where the last one stopped: sessions and gradients "

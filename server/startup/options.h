@@ -15,6 +15,7 @@
 #include "server/startup/group/group_options.h"
 #include "server/startup/group/rank_lanes.h"
 #include "server/startup/head_entry.h"
+#include "server/startup/replicas/replica_options.h"
 #include "server/telemetry/common/logging.h"
 #include "server/telemetry/http/http_hosts.h"
 
@@ -33,6 +34,7 @@ struct Options {
   std::string port_file;
   engine::DeviceOptions device;  // in a group, this rank's
   GroupOptions group;
+  ReplicaOptions replicas;
   LanePlace lanes;           // in a group, this rank's
   std::string leader_place;  // how errors at a rank call the leader
   engine::EngineOptions engine;

@@ -69,6 +69,8 @@ struct HeadEnvironment {
   // At the coordinator of replicas: has all of them end this head's window (WindowEnding). Called without any
   // lock held.
   std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together = {};
+  // The same: has all of them publish this write, which is prepared here (Head::PrepareWrite).
+  std::function<void(std::shared_ptr<Head>, std::shared_ptr<StagedWrite>)> publish_together = {};
   // Whether it takes nothing before InstallPart.
   bool is_filled = false;
   // Told, perhaps by several heads, when the device can no longer be trusted.
@@ -235,6 +237,18 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // FAILED_PRECONDITION while rows are missing, NOT_FOUND of no such write, ABORTED if a restore undid it.
   using CommitCallback = engine::CommitCallback;
   void CommitWrite(const std::string& write_id, CommitCallback done);
+  // A write of a head over replicas is published by all of them or none. It is prepared first: it then waits
+  // to be published, and no window ends meanwhile. At the coordinator CommitWrite does that. Errors as
+  // CommitWrite's, and UNAVAILABLE while a window is being ended.
+  absl::Status PrepareWrite(const std::string& write_id);
+  // Publishes what is prepared; of nothing, `done` gets the version that there is.
+  void PublishPrepared(CommitCallback done);
+  // What is prepared is not published: its rows stay. Tells `why` to who waits here.
+  void DropPrepared(const absl::Status& why);
+  // Tells `why` to who waits for a write that stays prepared.
+  void TellCommitting(const absl::Status& why);
+  // Calls `done` when nothing is being published that PublishPrepared was called for.
+  void AwaitPublished(std::function<void()> done);
   // Copies rows into `out`, which must live until `done`, and reports the version they are of.
   void ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, RowsOut out,
                    std::function<void(absl::StatusOr<uint64_t>)> done);
@@ -264,6 +278,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   uint64_t restores() const;
   // Ids and numbers of lanes.
   std::map<std::string, int32_t> OpenSessions() const;
+  bool HasSession(const std::string& client_key) const;  // open
   int64_t deterministic_sessions() const;
 
  private:
@@ -371,6 +386,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckAlive() const ABSL_LOCKS_EXCLUDED(mutex_);
   // UNIMPLEMENTED for a head over replicas: `what` is there for others alone.
   absl::Status CheckAlone(absl::string_view what) const;
+  // UNAVAILABLE while a write waits for all replicas to publish it.
+  absl::Status CheckNothingPreparedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Weights that all replicas are stepping are not replaced by one.
   absl::Status CheckMayPublishLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // FAILED_PRECONDITION for marks of sessions that are at no replica.
@@ -423,6 +440,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::StatusOr<std::string> AdmitWriteLocked(const std::string& write_key, Replace replace) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Publish(const std::shared_ptr<StagedWrite>& staged) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns who waits for it (AwaitPublished).
+  std::vector<std::function<void()>> EndPublishingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PostPublishLocked(std::shared_ptr<StagedWrite> staged) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<uint64_t> ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type,
                                           RowsOut out);
   void PostLogitsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -478,6 +498,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   JointStep joint_step_ ABSL_GUARDED_BY(mutex_);         // as far as it is known in this phase
   bool slices_stepped_ ABSL_GUARDED_BY(mutex_) = false;  // in the phase kStepping, but for the others'
   WeightStore weights_ ABSL_GUARDED_BY(mutex_);
+  bool publishing_prepared_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::function<void()>> published_waiters_ ABSL_GUARDED_BY(mutex_);
   LogitsQueue logits_ ABSL_GUARDED_BY(mutex_);
   int64_t window_work_ ABSL_GUARDED_BY(mutex_) = 0;  // tasks of PostWindowWorkLocked that have not run
   // What has to match for each of the tasks that PostLastLocked posted, in order.

@@ -131,6 +131,8 @@ void Head::InstallPart(const PartState& part) {
     WeightStore::State weights;
     weights.version = part.weight_version;
     weights.optimizer_steps = part.optimizer_steps;
+    weights.last_committed_write = part.last_write;
+    weights.last_committed_version = part.weight_version;
     weights_.Install(std::move(weights));
     if (part.end.has_value()) {
       window_.BeginStep(part.end->marks, part.end->step, nullptr);

@@ -38,7 +38,9 @@ PartState Head::part() const {
                  .step = joint_step_,
                  .last_step = window_.last_step(),
                  .weight_version = weights_.version(),
-                 .optimizer_steps = weights_.optimizer_steps()};
+                 .optimizer_steps = weights_.optimizer_steps(),
+                 .prepared_write = weights_.committing(),
+                 .last_write = weights_.state().last_committed_write};
   if (window_.stepping()) part.end = EndingLocked();
   return part;
 }
@@ -64,6 +66,13 @@ absl::Status Head::CheckMayPublishLocked() const {
   return absl::UnavailableError(
       absl::StrCat("window ", window_.generation(), " of head ", config_.name,
                    " is being ended at all replicas; write the weights again when it is"));
+}
+
+absl::Status Head::CheckNothingPreparedLocked() const {
+  if (!environment_.place.shared() || weights_.committing().empty()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("weights of head ", config_.name,
+                                             " are being published at all replicas; end its window when "
+                                             "they are"));
 }
 
 absl::Status Head::CheckReplicasOf(const std::vector<SessionMarks>& marks) const {

@@ -53,6 +53,11 @@ std::map<std::string, int32_t> Head::OpenSessions() const {
   return sessions_.OpenSessions();
 }
 
+bool Head::HasSession(const std::string& client_key) const {
+  const MutexLock lock(mutex_);
+  return sessions_.HasOpen(client_key);
+}
+
 int64_t Head::deterministic_sessions() const {
   const MutexLock lock(mutex_);
   return sessions_.deterministic_count();

@@ -63,6 +63,7 @@ void Head::DropWrite(const std::string& write_id) {
 
 void Head::CommitWrite(const std::string& write_id, CommitCallback done) {
   std::optional<absl::StatusOr<uint64_t>> answer;
+  std::shared_ptr<StagedWrite> together;
   {
     const MutexLock lock(mutex_);
     if (!lifecycle_.alive().ok()) {
@@ -72,22 +73,35 @@ void Head::CommitWrite(const std::string& write_id, CommitCallback done) {
     } else {
       WeightStore::Commit commit = weights_.BeginCommit(write_id, done);
       answer = std::move(commit.answer);
-      if (commit.to_publish != nullptr) {
-        PostLastLocked(std::nullopt, [self = shared_from_this(), staged = std::move(commit.to_publish)] {
-          self->Publish(staged);
-        });
+      if (commit.to_publish != nullptr && environment_.publish_together != nullptr) {
+        together = std::move(commit.to_publish);
+      } else if (commit.to_publish != nullptr) {
+        PostPublishLocked(std::move(commit.to_publish));
       }
     }
   }
   if (answer.has_value()) done(*std::move(answer));
+  if (together != nullptr) environment_.publish_together(shared_from_this(), std::move(together));
+}
+
+void Head::PostPublishLocked(std::shared_ptr<StagedWrite> staged) {
+  PostLastLocked(std::nullopt,
+                 [self = shared_from_this(), staged = std::move(staged)] { self->Publish(staged); });
 }
 
 void Head::Publish(const std::shared_ptr<StagedWrite>& staged) {
   absl::Status published;
+  std::vector<std::function<void()>> idle;
+  bool undone = false;
   {
     const MutexLock lock(mutex_);
-    if (!weights_.IsStaged(staged)) return;  // a restore has dropped the write and told who waited
+    undone = !weights_.IsStaged(staged);  // a restore has dropped the write and told who waited
+    if (undone) idle = EndPublishingLocked();
     published = lifecycle_.alive();
+  }
+  if (undone) {
+    for (const auto& waiter : idle) waiter();
+    return;
   }
   if (published.ok()) {
     published = backend_->PublishWeights(staged->Take());
@@ -99,8 +113,75 @@ void Head::Publish(const std::shared_ptr<StagedWrite>& staged) {
     const MutexLock lock(mutex_);
     waiters = weights_.EndCommit(published, &answer);
     if (published.ok()) ++environment_.counters->weight_versions;
+    idle = EndPublishingLocked();
   }
   for (const auto& waiter : waiters) waiter(answer);
+  for (const auto& waiter : idle) waiter();
+}
+
+std::vector<std::function<void()>> Head::EndPublishingLocked() {
+  publishing_prepared_ = false;
+  return std::exchange(published_waiters_, {});
+}
+
+// Over replicas
+
+absl::Status Head::PrepareWrite(const std::string& write_id) {
+  const MutexLock lock(mutex_);
+  if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+  if (absl::Status may = CheckMayPublishLocked(); !may.ok()) return may;
+  CommitCallback nobody = [](const absl::StatusOr<uint64_t>&) {};
+  const WeightStore::Commit commit = weights_.BeginCommit(write_id, nobody);
+  return commit.answer.has_value() ? commit.answer->status() : absl::OkStatus();
+}
+
+void Head::PublishPrepared(CommitCallback done) {
+  std::optional<absl::StatusOr<uint64_t>> answer;
+  {
+    const MutexLock lock(mutex_);
+    const std::string id = weights_.committing();
+    if (!lifecycle_.alive().ok()) {
+      answer = lifecycle_.alive();
+    } else if (id.empty()) {
+      answer = weights_.version();
+    } else {
+      (void)weights_.BeginCommit(id, done);
+      if (!std::exchange(publishing_prepared_, true)) PostPublishLocked(*weights_.Find(id));
+    }
+  }
+  if (answer.has_value()) done(*std::move(answer));
+}
+
+void Head::DropPrepared(const absl::Status& why) {
+  std::vector<CommitCallback> waiters;
+  {
+    const MutexLock lock(mutex_);
+    if (publishing_prepared_) return;
+    waiters = weights_.TakeWaiters();
+    weights_.CancelCommit();
+  }
+  for (const auto& waiter : waiters) waiter(why);
+}
+
+void Head::TellCommitting(const absl::Status& why) {
+  std::vector<CommitCallback> waiters;
+  {
+    const MutexLock lock(mutex_);
+    if (publishing_prepared_) return;
+    waiters = weights_.TakeWaiters();
+  }
+  for (const auto& waiter : waiters) waiter(why);
+}
+
+void Head::AwaitPublished(std::function<void()> done) {
+  {
+    const MutexLock lock(mutex_);
+    if (publishing_prepared_ && lifecycle_.alive().ok()) {
+      published_waiters_.push_back(std::move(done));
+      return;
+    }
+  }
+  done();
 }
 
 void Head::ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, RowsOut out,

@@ -70,6 +70,7 @@ absl::Status Head::CheckPlaceLocked(uint64_t generation, const std::vector<Sessi
 
 absl::Status Head::CheckSealableLocked(const std::vector<SessionMarks>& marks) const {
   if (!lifecycle_.admits().ok()) return lifecycle_.admits();
+  if (absl::Status none = CheckNothingPreparedLocked(); !none.ok()) return none;
   std::vector<SessionMarks> own;
   return sessions_.Match(*OwnMarks(&marks, &own));
 }

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "server/rpc/calls/call_record.h"
+#include "server/rpc/calls/methods.h"
 #include "server/rpc/calls/open_calls.h"
 
 namespace lossd::rpc {
@@ -64,6 +65,7 @@ grpc::experimental::Interceptor* CallObserver::CreateServerInterceptor(
     grpc::experimental::ServerRpcInfo* info) {
   const std::string_view path = info->method();
   if (path == kComputePath) return nullptr;
+  if (passes_on_ == PassesOn::kYes && IsPassedOn(path)) return nullptr;
   if (path == kWatchPath) return new ObservedWatch(&reports_->open_calls());
   telemetry::RpcMethod* const method = reports_->Find(path);
   return method == nullptr ? nullptr : new ObservedCall(reports_, method, *info->server_context());

@@ -15,8 +15,10 @@ inline constexpr char kWatchPath[] = "/grpc.health.v1.Health/Watch";
 
 class CallObserver final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  // `reports` outlives the server.
-  explicit CallObserver(CallReports* reports) : reports_(reports) {}
+  enum class PassesOn { kYes, kNo };
+  // `reports` outlives the server. Of one that passes calls on (IsPassedOn), which come to it as bytes, who
+  // does so keeps the record.
+  CallObserver(CallReports* reports, PassesOn passes_on) : reports_(reports), passes_on_(passes_on) {}
 
   // Null for gRPC's own services, health and reflection, except for calls that watch the server's health: a
   // drain has to reach them.
@@ -24,6 +26,7 @@ class CallObserver final : public grpc::experimental::ServerInterceptorFactoryIn
 
  private:
   CallReports* const reports_;
+  const PassesOn passes_on_;
 };
 
 }  // namespace lossd::rpc

@@ -45,4 +45,10 @@ std::string_view MethodOfPath(std::string_view path) {
   return is_method ? path.substr(path.size() - rest.size()) : path;
 }
 
+bool IsPassedOn(std::string_view path) {
+  const absl::string_view view(path.data(), path.size());
+  return absl::StartsWith(view, "/lossd.v1.HeadService/") ||
+         absl::StartsWith(view, "/lossd.v1.GradientService/");
+}
+
 }  // namespace lossd::rpc

@@ -16,6 +16,12 @@ std::vector<std::string> MethodNames();
 // method's name. What does not begin with a slash is no path: "".
 std::string_view MethodOfPath(std::string_view path);
 
+inline constexpr char kOpenSessionPath[] = "/lossd.v1.LossService/OpenSession";
+inline constexpr char kCloseSessionPath[] = "/lossd.v1.LossService/CloseSession";
+
+// Whether calls of this path are about heads and their windows: of several replicas one serves them.
+bool IsPassedOn(std::string_view path);
+
 }  // namespace lossd::rpc
 
 #endif  // LOSSD_SERVER_RPC_CALLS_METHODS_H_

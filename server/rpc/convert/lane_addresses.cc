@@ -23,4 +23,15 @@ std::vector<std::string> LaneAddresses(const std::vector<RankLanes>& ranks, cons
   return addresses;
 }
 
+std::vector<std::string> LaneAddressesFromElsewhere(const std::vector<RankLanes>& ranks,
+                                                    const std::string& leader) {
+  const std::string host = leader.substr(0, leader.rfind(':'));
+  std::vector<std::string> addresses = {leader};
+  for (const RankLanes& rank : ranks) {
+    addresses.push_back(rank.port == 0 ? leader
+                                       : absl::StrCat(rank.host.empty() ? host : rank.host, ":", rank.port));
+  }
+  return addresses;
+}
+
 }  // namespace lossd::rpc

@@ -19,6 +19,10 @@ struct RankLanes {
 // OpenSessionResponse.lane_addresses for a client that gRPC calls `peer`. `ranks`: those from rank 1 on.
 // Empty if none of them takes lanes of such a client.
 std::vector<std::string> LaneAddresses(const std::vector<RankLanes>& ranks, const std::string& peer);
+// The same for a client that has called another server, which does not know how it did: `leader` is the
+// HOST:PORT by which clients reach this one. Never empty.
+std::vector<std::string> LaneAddressesFromElsewhere(const std::vector<RankLanes>& ranks,
+                                                    const std::string& leader);
 
 }  // namespace lossd::rpc
 

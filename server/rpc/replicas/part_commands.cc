@@ -23,10 +23,9 @@ std::string NameOf(const ReplicaCommand& command) {
       return command.step().head();
     case ReplicaCommand::kReopen:
       return command.reopen().head();
-    case ReplicaCommand::COMMAND_NOT_SET:
-      break;
+    default:
+      return "";
   }
-  return "";
 }
 
 void Do(const FoundHead& head, const group::v1::SealWindow& seal, GroupMember::Reply reply) {
@@ -66,30 +65,28 @@ void Do(const FoundHead& head, const group::v1::StepWindow& command, const Repli
 
 }  // namespace
 
-void DoPart(engine::Engine& engine, const Replicas& replicas, const std::string& command,
+void DoPart(engine::Engine& engine, const Replicas& replicas, const ReplicaCommand& command,
             GroupMember::Reply reply, std::function<void(const absl::Status& why)> lose) {
-  ReplicaCommand parsed;
-  if (!parsed.ParseFromString(command)) return reply(absl::InternalError("a command cannot be read"));
-  if (parsed.has_sum() || parsed.has_step()) {
+  if (command.has_sum() || command.has_step()) {
     reply = [reply = std::move(reply), lose = std::move(lose)](const absl::StatusOr<std::string>& data) {
       if (!data.ok()) lose(data.status());
       reply(data);
     };
   }
-  const absl::StatusOr<FoundHead> head = engine.FindHead(NameOf(parsed));
+  const absl::StatusOr<FoundHead> head = engine.FindHead(NameOf(command));
   if (!head.ok()) return reply(head.status());
-  switch (parsed.command_case()) {
+  switch (command.command_case()) {
     case ReplicaCommand::kSeal:
-      return Do(*head, parsed.seal(), std::move(reply));
+      return Do(*head, command.seal(), std::move(reply));
     case ReplicaCommand::kSum:
-      return Do(*head, parsed.sum(), replicas, std::move(reply));
+      return Do(*head, command.sum(), replicas, std::move(reply));
     case ReplicaCommand::kStep:
-      return Do(*head, parsed.step(), replicas, std::move(reply));
+      return Do(*head, command.step(), replicas, std::move(reply));
     case ReplicaCommand::kReopen:
-      (*head)->ReopenPart(absl::AbortedError(parsed.reopen().why()));
+      (*head)->ReopenPart(absl::AbortedError(command.reopen().why()));
       return reply("");
-    case ReplicaCommand::COMMAND_NOT_SET:
-      return reply(absl::InternalError("a command says nothing"));
+    default:
+      return reply(absl::InternalError("a command says nothing that is known here"));
   }
 }
 

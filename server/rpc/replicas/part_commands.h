@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "lossd/group/v1/replica.pb.h"
 #include "server/engine/device/replica_communicators.h"
 #include "server/engine/engine.h"
 #include "server/rpc/group/group_member.h"
@@ -16,7 +17,7 @@ namespace lossd::rpc {
 // coordinator is, why this replica has not taken part in something that all exchange: what it exchanges next
 // would meet what the others still wait for.
 void DoPart(engine::Engine& engine, const std::shared_ptr<const engine::ReplicaCommunicators>& replicas,
-            const std::string& command, GroupMember::Reply reply,
+            const group::v1::ReplicaCommand& command, GroupMember::Reply reply,
             std::function<void(const absl::Status& why)> lose);
 
 }  // namespace lossd::rpc

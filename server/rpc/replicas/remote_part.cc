@@ -1,6 +1,6 @@
 #include "server/rpc/replicas/remote_part.h"
 
-#include "absl/strings/str_cat.h"
+#include "server/rpc/replicas/replica_questions.h"
 #include "server/rpc/replicas/replica_wire.h"
 
 namespace lossd::rpc {
@@ -28,18 +28,7 @@ RemotePart::RemotePart(std::shared_ptr<RankQuestions> questions, int32_t replica
 
 void RemotePart::Ask(const char* name, const ReplicaCommand& command,
                      std::function<void(const absl::StatusOr<std::string>&)> done) {
-  questions_->Ask(
-      replica_, name, command.SerializeAsString(),
-      [replica = replica_, done = std::move(done)](const absl::Status& lost,
-                                                   const absl::StatusOr<std::string>& data) {
-        if (!lost.ok()) return done(engine::ReplicaLost(lost.message()));
-        if (data.ok()) return done(data);
-        const absl::Status& status = data.status();
-        absl::Status error(status.code(), absl::StrCat("replica ", replica, ": ", status.message()));
-        status.ForEachPayload(
-            [&error](absl::string_view type, const absl::Cord& payload) { error.SetPayload(type, payload); });
-        done(error);
-      });
+  AskReplica(*questions_, replica_, name, command, std::move(done));
 }
 
 void RemotePart::Seal(const engine::WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) {

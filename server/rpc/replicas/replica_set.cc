@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <optional>
 #include <random>
 #include <thread>
@@ -17,9 +18,12 @@
 #include "server/engine/common/mutex.h"
 #include "server/engine/device/rank_status.h"
 #include "server/engine/replicas/window_ending.h"
+#include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/group/group_leader.h"
 #include "server/rpc/group/group_member.h"
 #include "server/rpc/group/group_timing.h"
+#include "server/rpc/replicas/head_commands.h"
+#include "server/rpc/replicas/joint_heads.h"
 #include "server/rpc/replicas/part_commands.h"
 #include "server/rpc/replicas/remote_part.h"
 #include "server/rpc/replicas/settling.h"
@@ -44,6 +48,8 @@ constexpr absl::Duration kLongPause = absl::Seconds(1);
 constexpr absl::Duration kSearch = absl::Seconds(1);
 // How often one that waits for others looks whether it is to end.
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
+// At a time, of one replica: its own, and those of clients that it passes on.
+constexpr int kCallsOfAReplica = 260;
 
 uint64_t RandomHistory() {
   std::random_device random;
@@ -179,7 +185,12 @@ std::vector<bool> EmptyOnes(const std::vector<group::v1::ReplicaHello>& hellos, 
 
 class MeetingReplica final : public ReplicaSet {
  public:
-  explicit MeetingReplica(ReplicaSetOptions options) : options_(std::move(options)) {
+  explicit MeetingReplica(ReplicaSetOptions options)
+      : options_(std::move(options)),
+        passes_(options_.credentials),
+        sessions_(options_.place, {.coordinator = [this] { return Coordinator(); },
+                                   .others = [this] { return Others(); },
+                                   .history = [this] { return history(); }}) {
     options_.identity.epoch = 0;
     options_.identity.ranks = options_.place.replicas;
   }
@@ -190,6 +201,24 @@ class MeetingReplica final : public ReplicaSet {
     thread_ = std::thread([this] { Run(); });
   }
   void EndTogether(std::shared_ptr<engine::Head> head, engine::WindowEnd end) override;
+  void PublishTogether(std::shared_ptr<engine::Head> head,
+                       std::shared_ptr<engine::StagedWrite> write) override;
+  absl::Status CreateTogether(const engine::HeadConfig& config) override;
+  absl::Status DeleteTogether(const std::string& name, engine::Engine::DiscardGradient discard) override;
+
+  void Serve(SessionCalls sessions, std::shared_ptr<grpc::Channel> own) override {
+    sessions_.Serve(engine_, std::move(sessions));
+    passes_.Open(std::move(own));
+  }
+  void StopServing() override {
+    passes_.Close();
+    sessions_.StopServing();
+  }
+  absl::StatusOr<CoordinatorCalls> Coordinator() const override;
+  SessionRouter& sessions() override { return sessions_; }
+
+  const engine::ReplicaPlace& place() const override { return options_.place; }
+  bool AwaitFirstMeeting(const std::function<bool()>& told_to_end) override;
   absl::Status Whole() const override {
     const engine::MutexLock lock(mutex_);
     return whole_;
@@ -212,6 +241,24 @@ class MeetingReplica final : public ReplicaSet {
   absl::StatusOr<Settling> Agree(Rendezvous& rendezvous, Meeting& meeting,
                                  std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
   engine::EndingReplicas ReplicasOf(const Coordination& coordination, const engine::Head& head) const;
+  // Of the windows that all replicas have; 0: they have yet to meet.
+  uint64_t history() const {
+    const engine::MutexLock lock(mutex_);
+    return settled_history_;
+  }
+  // At other replicas: begins what the coordinator asks for.
+  void Take(const std::string& command, GroupMember::Reply reply,
+            const std::shared_ptr<const engine::ReplicaCommunicators>& replicas,
+            const std::shared_ptr<Meeting>& meeting);
+  // At the coordinator, while all are there.
+  absl::StatusOr<std::shared_ptr<Coordination>> Coordinated() const;
+  absl::StatusOr<OtherReplicas> Others() const;
+  absl::Status NotWholeLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Publish(const std::shared_ptr<engine::Head>& head, const std::shared_ptr<engine::StagedWrite>& write);
+  // Nothing that was asked for in an epoch that is over is under way any more.
+  void AwaitQuiet();
+  // This replica has settled with all others.
+  void TellSettled();
 
   // Who waits for the end of a window has to ask again.
   void TellAllWaiting(const absl::Status& why);
@@ -235,8 +282,15 @@ class MeetingReplica final : public ReplicaSet {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status whole_ ABSL_GUARDED_BY(mutex_) = absl::UnavailableError("the replicas have yet to meet");
   std::shared_ptr<Coordination> coordination_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<grpc::Channel> to_coordinator_ ABSL_GUARDED_BY(mutex_);  // while all are there
   std::shared_ptr<Meeting> meeting_ ABSL_GUARDED_BY(mutex_);
+  uint64_t settled_history_ ABSL_GUARDED_BY(mutex_) = 0;
 
+  PassService passes_;
+  SessionRouter sessions_;
+  // What takes long or waits for others: at the coordinator writes, elsewhere what it asks for but the ends
+  // of windows.
+  std::optional<WorkerPool> work_{1};
   std::thread thread_;
 };
 
@@ -254,11 +308,15 @@ MeetingReplica::~MeetingReplica() {
   }
   if (!thread_.joinable()) return;
   thread_.join();
+  work_.reset();
   TellAllWaiting(absl::UnavailableError("this replica leaves"));
 }
 
 void MeetingReplica::TellAllWaiting(const absl::Status& why) {
-  for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) head->TellWaiting(why);
+  for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
+    head->TellWaiting(why);
+    head->TellCommitting(why);
+  }
 }
 
 void MeetingReplica::Tell(const absl::Status& whole) {
@@ -267,6 +325,7 @@ void MeetingReplica::Tell(const absl::Status& whole) {
     const engine::MutexLock lock(mutex_);
     news = whole_ != whole;
     whole_ = whole;
+    changed_.NotifyAll();
   }
   if (!news) return;
   if (whole.ok()) {
@@ -294,8 +353,8 @@ void MeetingReplica::Run() {
       meeting_ = meeting;
     }
     const absl::Status ended = options_.place.coordinates() ? Coordinate(meeting) : Follow(meeting);
-    // What is still under way at the device comes to nothing, or to what the next hello says.
-    engine_->AwaitExchanges();
+    // What is still under way comes to nothing, or to what the next hello says.
+    AwaitQuiet();
     if (stopping()) return;
     Tell(ended);
     pause = absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended) ? kPause : kLongPause;
@@ -311,6 +370,8 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
                           .credentials = options_.credentials,
                           .identity = options_.identity,
                           .rank_timeout = options_.replica_timeout,
+                          .services = {&passes_},
+                          .calls = kCallsOfAReplica,
                           .on_lost = lost});
   if (!leader.ok()) return leader.status();
   const Interruptible interruptible(*meeting, [&leader] { (*leader)->End(); });
@@ -330,7 +391,7 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
   // Who waits for a step here is answered now, when the others have published it.
   if (absl::Status all = AllGather((*leader)->rendezvous(), "finished", nullptr); !all.ok()) return all;
   settled->Finish();
-  history_ = heard_history_ = agreed_history_;
+  TellSettled();
   for (const std::shared_ptr<engine::Head>& head : settled->Summed()) {
     std::optional<engine::WindowEnd> end = head->part().end;
     if (end.has_value()) GoOnEndingWindow(head, *std::move(end), ReplicasOf(*coordination, *head));
@@ -365,15 +426,22 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
   absl::StatusOr<Settling> settled = Agree((*member)->rendezvous(), *meeting, &replicas);
   if (!settled.ok()) return settled.status();
   settled->Finish();
-  history_ = heard_history_ = agreed_history_;
+  TellSettled();
   if (absl::Status all = AllGather((*member)->rendezvous(), "finished", nullptr); !all.ok()) return all;
+  {
+    const engine::MutexLock lock(mutex_);
+    to_coordinator_ = (*member)->channel();
+  }
   Tell(absl::OkStatus());
   const absl::Status ended = (*member)->Answer(
       [this, &replicas, &meeting](const std::string& command, GroupMember::Reply reply) {
-        DoPart(*engine_, replicas, command, std::move(reply),
-               [meeting](const absl::Status& why) { meeting->Lose(why); });
+        Take(command, std::move(reply), replicas, meeting);
       },
       [this] { return stopping(); });
+  {
+    const engine::MutexLock lock(mutex_);
+    to_coordinator_ = nullptr;
+  }
   return ended.ok() ? absl::UnavailableError("replica 0 has left") : ended;
 }
 
@@ -435,6 +503,110 @@ void MeetingReplica::EndTogether(std::shared_ptr<engine::Head> head, engine::Win
   }
   engine::EndingReplicas replicas = ReplicasOf(*coordination, *head);
   EndWindow(std::move(head), std::move(end), std::move(replicas));
+}
+
+void MeetingReplica::Take(const std::string& command, GroupMember::Reply reply,
+                          const std::shared_ptr<const engine::ReplicaCommunicators>& replicas,
+                          const std::shared_ptr<Meeting>& meeting) {
+  auto parsed = std::make_shared<group::v1::ReplicaCommand>();
+  if (!parsed->ParseFromString(command)) return reply(absl::InternalError("a command cannot be read"));
+  if (IsHeadCommand(*parsed)) {
+    work_->Run([this, parsed, reply = std::move(reply)] { reply(DoHeadCommand(*engine_, *parsed)); });
+  } else if (SessionRouter::Takes(*parsed)) {
+    work_->Run([this, parsed, reply = std::move(reply)] { reply(sessions_.Do(*parsed)); });
+  } else {
+    DoPart(*engine_, replicas, *parsed, std::move(reply),
+           [meeting](const absl::Status& why) { meeting->Lose(why); });
+  }
+}
+
+void MeetingReplica::AwaitQuiet() {
+  std::promise<void> reached;
+  work_->Run([&reached] { reached.set_value(); });
+  reached.get_future().wait();
+  engine_->AwaitExchanges();
+}
+
+void MeetingReplica::TellSettled() {
+  history_ = heard_history_ = agreed_history_;
+  const engine::MutexLock lock(mutex_);
+  settled_history_ = history_;
+  changed_.NotifyAll();
+}
+
+bool MeetingReplica::AwaitFirstMeeting(const std::function<bool()>& told_to_end) {
+  while (!told_to_end()) {
+    const auto deadline = DeadlineAfter(kLookAgain);
+    const engine::MutexLock lock(mutex_);
+    while (!whole_.ok() && changed_.WaitUntil(mutex_, deadline) != std::cv_status::timeout) {
+    }
+    if (whole_.ok()) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<CoordinatorCalls> MeetingReplica::Coordinator() const {
+  const engine::MutexLock lock(mutex_);
+  if (to_coordinator_ == nullptr) return NotWholeLocked();
+  return CoordinatorCalls{.channel = to_coordinator_,
+                          .identify = [credentials = options_.credentials](grpc::ClientContext* context) {
+                            ShowToken(credentials, context);
+                          }};
+}
+
+absl::Status MeetingReplica::NotWholeLocked() const {
+  return absl::UnavailableError(absl::StrCat("not all replicas are there: ", whole_.message()));
+}
+
+absl::StatusOr<std::shared_ptr<MeetingReplica::Coordination>> MeetingReplica::Coordinated() const {
+  const engine::MutexLock lock(mutex_);
+  if (coordination_ == nullptr) return NotWholeLocked();
+  return coordination_;
+}
+
+absl::StatusOr<OtherReplicas> MeetingReplica::Others() const {
+  const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
+  if (!coordination.ok()) return coordination.status();
+  return OtherReplicas((*coordination)->questions, options_.place.replicas);
+}
+
+// Heads and their weights
+
+absl::Status MeetingReplica::CreateTogether(const engine::HeadConfig& config) {
+  const absl::StatusOr<OtherReplicas> others = Others();
+  return others.ok() ? CreateAtOthers(*others, config) : others.status();
+}
+
+absl::Status MeetingReplica::DeleteTogether(const std::string& name,
+                                            engine::Engine::DiscardGradient discard) {
+  const absl::StatusOr<OtherReplicas> others = Others();
+  return others.ok() ? DeleteAtOthers(*others, name, discard) : others.status();
+}
+
+void MeetingReplica::PublishTogether(std::shared_ptr<engine::Head> head,
+                                     std::shared_ptr<engine::StagedWrite> write) {
+  work_->Run([this, head = std::move(head), write = std::move(write)] { Publish(head, write); });
+}
+
+// Once all have prepared it, what a loss leaves is settled in the next epoch.
+void MeetingReplica::Publish(const std::shared_ptr<engine::Head>& head,
+                             const std::shared_ptr<engine::StagedWrite>& write) {
+  const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
+  if (!coordination.ok()) return head->DropPrepared(coordination.status());
+  const OtherReplicas others((*coordination)->questions, options_.place.replicas);
+  absl::Status done = PrepareAtOthers(others, *head, *write);
+  if (!done.ok() && !engine::IsReplicaLost(done)) {
+    DropAtOthers(others, *head, *write);
+    return head->DropPrepared(done);
+  }
+  if (done.ok()) done = PublishAtOthers(others, *head, *write);
+  const auto nobody = [](const absl::StatusOr<uint64_t>&) {};
+  const bool published = done.ok() && (*coordination)->epoch->Finish([&] { head->PublishPrepared(nobody); });
+  if (!published) {
+    head->TellCommitting(
+        absl::UnavailableError(absl::StrCat("a replica was lost while the weights of head ",
+                                            head->config().name, " were published; commit them again")));
+  }
 }
 
 }  // namespace

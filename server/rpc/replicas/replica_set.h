@@ -3,15 +3,22 @@
 #ifndef LOSSD_SERVER_RPC_REPLICAS_REPLICA_SET_H_
 #define LOSSD_SERVER_RPC_REPLICAS_REPLICA_SET_H_
 
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/common/replica_place.h"
 #include "server/engine/engine.h"
 #include "server/rpc/group/group_credentials.h"
 #include "server/rpc/group/group_identity.h"
+#include "server/rpc/replicas/passed_calls.h"
+#include "server/rpc/replicas/session_router.h"
 
 namespace lossd::rpc {
 
@@ -42,6 +49,24 @@ class ReplicaSet {
   // replicas are there.
   virtual void EndTogether(std::shared_ptr<engine::Head> head, engine::WindowEnd end) = 0;
 
+  // EngineOptions'. A write is prepared here, and waits until it is published at all or given up.
+  virtual void PublishTogether(std::shared_ptr<engine::Head> head,
+                               std::shared_ptr<engine::StagedWrite> write) = 0;
+  virtual absl::Status CreateTogether(const engine::HeadConfig& config) = 0;
+  virtual absl::Status DeleteTogether(const std::string& name, engine::Engine::DiscardGradient discard) = 0;
+
+  // The server takes calls from here on, until StopServing: sessions by `sessions`, and at the coordinator
+  // those that others pass on at `own`, a channel to it.
+  virtual void Serve(SessionCalls sessions, std::shared_ptr<grpc::Channel> own) = 0;
+  virtual void StopServing() = 0;
+  // For PassedCalls, at replicas that are not the coordinator.
+  virtual absl::StatusOr<CoordinatorCalls> Coordinator() const = 0;
+  // For clients' calls about sessions.
+  virtual SessionRouter& sessions() = 0;
+
+  virtual const engine::ReplicaPlace& place() const = 0;
+  // Waits until all have met once; false if `told_to_end` says so meanwhile.
+  virtual bool AwaitFirstMeeting(const std::function<bool()>& told_to_end) = 0;
   // OK while all are there; else why not.
   virtual absl::Status Whole() const = 0;
 };

@@ -99,6 +99,8 @@ void ToProto(const engine::HeadConfig& config, const engine::PartState& part, gr
   proto->set_last_largest(last.result.stats.largest);
   proto->set_weight_version(part.weight_version);
   proto->set_optimizer_steps(part.optimizer_steps);
+  proto->set_prepared_write(part.prepared_write);
+  proto->set_last_write(part.last_write);
 }
 
 engine::PartState ToEngine(const group::v1::HeadPart& proto) {
@@ -108,7 +110,9 @@ engine::PartState ToEngine(const group::v1::HeadPart& proto) {
                          .step = ToEngine(proto.step()),
                          .last_step = ToRecord(proto),
                          .weight_version = proto.weight_version(),
-                         .optimizer_steps = proto.optimizer_steps()};
+                         .optimizer_steps = proto.optimizer_steps(),
+                         .prepared_write = proto.prepared_write(),
+                         .last_write = proto.last_write()};
   if (proto.has_end()) part.end = ToEnd(proto.end());
   return part;
 }

@@ -66,7 +66,10 @@ PartState Furthest(const std::vector<std::optional<PartState>>& parts) {
   const std::optional<PartState>* furthest = nullptr;
   for (const std::optional<PartState>& part : parts) {
     if (!part.has_value()) continue;
-    if (furthest == nullptr || part->generation > (*furthest)->generation) furthest = &part;
+    const auto place = [](const PartState& state) {
+      return std::pair(state.generation, state.weight_version);
+    };
+    if (furthest == nullptr || place(*part) > place(**furthest)) furthest = &part;
   }
   return **furthest;
 }
@@ -80,6 +83,24 @@ std::optional<engine::JointStep> StepTaken(const std::vector<std::optional<PartS
     if (part->phase == EndingPhase::kStepping) return part->step;
   }
   return std::nullopt;
+}
+
+// What was said before that end a write comes to nothing, or that all publish what some have published.
+absl::StatusOr<bool> WriteEnds(const std::vector<std::optional<PartState>>& parts,
+                               const PartState& furthest) {
+  bool publishes = false;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::optional<PartState>& part = parts[i];
+    if (!part.has_value() || part->generation != furthest.generation) continue;
+    if (part->weight_version == furthest.weight_version) continue;
+    if (part->prepared_write.empty() || part->weight_version + 1 != furthest.weight_version) {
+      return absl::InternalError(absl::StrCat("the weights of replica ", i, " are of version ",
+                                              part->weight_version, ", those of others of ",
+                                              furthest.weight_version, ", in one window"));
+    }
+    publishes = true;
+  }
+  return publishes;
 }
 
 template <class Begin>
@@ -126,6 +147,11 @@ absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine
     const bool sums = deed.verdict == Verdict::kGoOn && !deed.stepped && part.step.window_tokens > 0;
     deed.refill = {.empty = settlement->refilled, .sums = sums};
   }
+  const absl::StatusOr<bool> publishes = WriteEnds(parts, part);
+  if (!publishes.ok()) return publishes.status();
+  const bool prepared = own.has_value() && !own->prepared_write.empty();
+  deed.publishes = prepared && *publishes && own->weight_version != part.weight_version;
+  deed.drops_write = prepared && !deed.publishes;
   // A window that is open again has nothing that ends it.
   if (deed.verdict == Verdict::kDrop) part.end.reset();
   deed.part = std::move(part);
@@ -181,7 +207,13 @@ absl::Status Settling::Do(const std::shared_ptr<const engine::ReplicaCommunicato
     if (deed.verdict == Verdict::kDrop) head.DropSums();
     const bool fills = !deed.refill.empty.empty();
     absl::Status done;
-    if (deed.stepped && deed.behind && !deed.filled) {
+    // Before others are filled with what is published.
+    if (deed.publishes) {
+      done = Await([&](auto tell) {
+        head.PublishPrepared([tell](const absl::StatusOr<uint64_t>& version) { tell(version.status()); });
+      });
+    }
+    if (done.ok() && deed.stepped && deed.behind && !deed.filled) {
       done = Await([&](auto tell) { head.StepPart(deed.step, nullptr, tell); });
     }
     if (done.ok() && fills) {
@@ -197,6 +229,10 @@ absl::Status Settling::Do(const std::shared_ptr<const engine::ReplicaCommunicato
 
 void Settling::Finish() {
   for (const Deed& deed : deeds_) {
+    if (deed.drops_write) {
+      deed.head->DropPrepared(absl::UnavailableError(
+          "a replica was lost before all could publish the weights; commit them again"));
+    }
     if (deed.filled) deed.head->InstallPart(deed.part);
     if (deed.stepped) {
       if (deed.behind) deed.head->PublishPart(deed.step);

@@ -46,6 +46,8 @@ class Settling {
     bool stepped = false;  // somebody has begun to step, which nothing undoes
     bool behind = false;   // this replica has yet to publish that step
     engine::JointStep step = {};
+    bool publishes = false;       // a write that others have published
+    bool drops_write = false;     // one that nobody has
     engine::Refill refill = {};   // nobody, if it is empty
     bool filled = false;          // this replica is
     engine::PartState part = {};  // that it has then

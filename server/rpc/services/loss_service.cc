@@ -91,9 +91,23 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
                                                    const v1::OpenSessionRequest* request,
                                                    v1::OpenSessionResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (placer_ != nullptr && !request->at_this_replica()) {
+    placer_->OpenSession(*context, *request,
+                         [this, reactor, response, peer = context->peer()](const grpc::Status& status,
+                                                                           v1::OpenSessionResponse opened) {
+                           *response = std::move(opened);
+                           // Here they are as for any client of this server's.
+                           const bool here = response->replica() == placer_->replica();
+                           if (here) SetAddresses(LaneAddresses(lanes_, peer), response);
+                           reactor->Finish(status);
+                         });
+    return reactor;
+  }
   const std::string trace_id = TraceIdOf(context->client_metadata());
   const auto open = [this, reactor, request, response, trace_id, peer = context->peer()] {
-    reactor->Finish(ToGrpc(Open(*request, trace_id, peer, response), engine_->counters()));
+    const absl::Status opened = Open(*request, trace_id, response);
+    SetAddresses(LaneAddresses(lanes_, peer), response);
+    reactor->Finish(ToGrpc(opened, engine_->counters()));
   };
   if (request->deterministic()) {
     memory_.Run(open);
@@ -103,8 +117,20 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
   return reactor;
 }
 
+absl::Status LossService::OpenFor(const std::string& address, const v1::OpenSessionRequest& request,
+                                  v1::OpenSessionResponse* response) {
+  absl::Status opened = Open(request, "", response);
+  SetAddresses(LaneAddressesFromElsewhere(lanes_, address), response);
+  return opened;
+}
+
+void LossService::SetAddresses(const std::vector<std::string>& addresses,
+                               v1::OpenSessionResponse* response) const {
+  response->mutable_lane_addresses()->Assign(addresses.begin(), addresses.end());
+}
+
 absl::Status LossService::Open(const v1::OpenSessionRequest& request, const std::string& trace_id,
-                               const std::string& peer, v1::OpenSessionResponse* response) {
+                               v1::OpenSessionResponse* response) {
   const absl::StatusOr<engine::OpenedSession> opened = engine_->OpenSession(
       request.head(), request.client_key(), request.rank(), request.lanes(),
       request.deterministic() ? engine::Deterministic::kYes : engine::Deterministic::kNo);
@@ -133,15 +159,27 @@ absl::Status LossService::Open(const v1::OpenSessionRequest& request, const std:
   response->set_has_bias(config.bias);
   response->set_restores(opened->info.restores);
   if (opened->info.restored_from.has_value()) response->set_restored_from(*opened->info.restored_from);
-  for (std::string& address : LaneAddresses(lanes_, peer)) response->add_lane_addresses(std::move(address));
+  if (placer_ != nullptr) {
+    response->set_replica(placer_->replica());
+    response->set_history(placer_->history());
+  }
   return absl::OkStatus();
+}
+
+absl::Status LossService::Close(const v1::CloseSessionRequest& request) {
+  return engine_->CloseSession(request.session_id());
 }
 
 grpc::ServerUnaryReactor* LossService::CloseSession(grpc::CallbackServerContext* context,
                                                     const v1::CloseSessionRequest* request,
                                                     v1::CloseSessionResponse* /*response*/) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::Status status = engine_->CloseSession(request->session_id());
+  if (placer_ != nullptr) {
+    placer_->CloseSession(*context, *request,
+                          [reactor](const grpc::Status& status) { reactor->Finish(status); });
+    return reactor;
+  }
+  const absl::Status status = Close(*request);
   if (status.ok()) LogEvent("a session was closed", TraceIdOf(context->client_metadata()), {});
   reactor->Finish(ToGrpc(status, engine_->counters()));
   return reactor;

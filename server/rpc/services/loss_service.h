@@ -18,6 +18,7 @@
 #include "server/rpc/compute/compute_reactor.h"
 #include "server/rpc/compute/compute_requests.h"
 #include "server/rpc/convert/lane_addresses.h"
+#include "server/rpc/services/session_placer.h"
 #include "server/rpc/services/strict_service.h"
 #include "server/rpc/transport/access.h"
 
@@ -44,6 +45,13 @@ class LossService final : public StrictService<LossServiceCalls> {
   grpc::ServerUnaryReactor* Logits(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                    grpc::ByteBuffer* response) override;
 
+  // Where sessions of heads over replicas are opened and closed; outlives this. Before the first call.
+  void SetPlacer(SessionPlacer* placer) { placer_ = placer; }
+  // Sessions of this server, as other replicas ask for them: for clients that reach it at `address`,
+  // HOST:PORT.
+  absl::Status OpenFor(const std::string& address, const v1::OpenSessionRequest& request,
+                       v1::OpenSessionResponse* response);
+  absl::Status Close(const v1::CloseSessionRequest& request);
   // What OpenSession tells of other ranks. Before the first call.
   void SetLanes(std::vector<RankLanes> lanes) { lanes_ = std::move(lanes); }
   // A Compute stream that comes by way of another rank; `on_done` is called when gRPC is done with it.
@@ -68,8 +76,10 @@ class LossService final : public StrictService<LossServiceCalls> {
     bool relayed = false;
   };
 
+  // Without the addresses of its lanes.
   absl::Status Open(const v1::OpenSessionRequest& request, const std::string& trace_id,
-                    const std::string& peer, v1::OpenSessionResponse* response);
+                    v1::OpenSessionResponse* response);
+  void SetAddresses(const std::vector<std::string>& addresses, v1::OpenSessionResponse* response) const;
   ComputeReactor* Begin(grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
                         std::unique_ptr<ComputeRequests> requests, Stream stream,
                         std::function<void()> on_done) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -81,9 +91,10 @@ class LossService final : public StrictService<LossServiceCalls> {
   engine::Engine* const engine_;
   const std::shared_ptr<const AccessControl> access_;
   CallReports* const reports_;
-  std::vector<RankLanes> lanes_;  // from rank 1 on
-  WorkerPool writers_;            // of all streams
-  WorkerPool memory_{1};          // deterministic sessions take memory, one at a time, which may take seconds
+  SessionPlacer* placer_ = nullptr;  // null: there are no replicas
+  std::vector<RankLanes> lanes_;     // from rank 1 on
+  WorkerPool writers_;               // of all streams
+  WorkerPool memory_{1};  // deterministic sessions take memory, one at a time, which may take seconds
   engine::Mutex mutex_;
   engine::CondVar relayed_gone_;
   int64_t relayed_ ABSL_GUARDED_BY(mutex_) = 0;  // streams that are not gone

@@ -100,28 +100,8 @@ class Variables {
   const Environment& environment_;
 };
 
-// With the port that it has, or kGroupPort.
 absl::StatusOr<std::string> LeaderAddress(const std::string& from, absl::string_view leader) {
-  const auto invalid = [&] {
-    return Invalid(absl::StrCat(from, " is '", leader,
-                                "'; it must be HOST or HOST:PORT of the node that leads the group, an IPv6 "
-                                "address in brackets: node-0.example, 10.0.0.1:50053, [fd00::1]"));
-  };
-  absl::string_view host = leader;
-  int port = kGroupPort;
-  const size_t colon = leader.rfind(':');
-  const bool ipv6 = absl::StartsWith(leader, "[");
-  const bool bare_ipv6 = !ipv6 && std::count(leader.begin(), leader.end(), ':') > 1;
-  const bool has_port = colon != absl::string_view::npos && !bare_ipv6 && !absl::EndsWith(leader, "]");
-  if (has_port) {
-    host = leader.substr(0, colon);
-    if (!absl::SimpleAtoi(leader.substr(colon + 1), &port) || port < 1 || port > 65535) return invalid();
-  }
-  if (ipv6 && !absl::EndsWith(host, "]")) return invalid();
-  const absl::string_view inside = ipv6 ? host.substr(1, host.size() - 2) : host;
-  if (inside.empty() || inside.find_first_of("[], \t/") != absl::string_view::npos) return invalid();
-  if (ipv6 || bare_ipv6) return absl::StrCat("[", inside, "]:", port);
-  return absl::StrCat(host, ":", port);
+  return AddressOf(from, leader, kGroupPort);
 }
 
 absl::StatusOr<std::string> FindLeader(const Launcher& launcher, const GivenPlace& given,
@@ -210,6 +190,30 @@ absl::StatusOr<NodePlace> FindPlace(const std::string& launcher_name, const Give
   place.local_count = *count;
   place.own_gpus = launcher->own_gpus != nullptr && environment(launcher->own_gpus).has_value();
   return place;
+}
+
+absl::StatusOr<std::string> AddressOf(const std::string& from, absl::string_view leader, int default_port) {
+  const auto invalid = [&] {
+    return Invalid(absl::StrCat(from, " is '", leader,
+                                "'; it must be HOST or HOST:PORT of the one that leads, an IPv6 address in "
+                                "brackets: node-0.example, 10.0.0.1:",
+                                default_port, ", [fd00::1]"));
+  };
+  absl::string_view host = leader;
+  int port = default_port;
+  const size_t colon = leader.rfind(':');
+  const bool ipv6 = absl::StartsWith(leader, "[");
+  const bool bare_ipv6 = !ipv6 && std::count(leader.begin(), leader.end(), ':') > 1;
+  const bool has_port = colon != absl::string_view::npos && !bare_ipv6 && !absl::EndsWith(leader, "]");
+  if (has_port) {
+    host = leader.substr(0, colon);
+    if (!absl::SimpleAtoi(leader.substr(colon + 1), &port) || port < 1 || port > 65535) return invalid();
+  }
+  if (ipv6 && !absl::EndsWith(host, "]")) return invalid();
+  const absl::string_view inside = ipv6 ? host.substr(1, host.size() - 2) : host;
+  if (inside.empty() || inside.find_first_of("[], \t/") != absl::string_view::npos) return invalid();
+  if (ipv6 || bare_ipv6) return absl::StrCat("[", inside, "]:", port);
+  return absl::StrCat(host, ":", port);
 }
 
 absl::StatusOr<std::string> FirstHost(const std::string& list) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace lossd {
 
@@ -40,6 +41,9 @@ Environment ProcessEnvironment();
 // is looked at. INVALID_ARGUMENT, naming what is missing or makes no sense, and what to do.
 absl::StatusOr<NodePlace> FindPlace(const std::string& launcher, const GivenPlace& given,
                                     const Environment& environment);
+
+// HOST:PORT of `leader`, HOST or HOST:PORT, which `from` says. INVALID_ARGUMENT if it is neither.
+absl::StatusOr<std::string> AddressOf(const std::string& from, absl::string_view leader, int default_port);
 
 // The first of a Slurm list of hosts: "gpu01" of "gpu[01-03,7]-x,login". INVALID_ARGUMENT if it is none.
 absl::StatusOr<std::string> FirstHost(const std::string& list);

@@ -71,7 +71,7 @@ rpc::GroupIdentity IdentityOf(const GroupOptions& options) {
 
 absl::StatusOr<std::string> ControlOf(const GroupOptions& options) {
   if (!options.SpansNodes()) return absl::StrCat("unix:", options.process->socket);
-  if (options.node == 0) return ControlAddress(options.interface, options.leader);
+  if (options.node == 0) return ControlAddress(options.interface, options.leader, "--group_leader");
   return options.leader;
 }
 

@@ -90,17 +90,17 @@ absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& interfac
                                                  absl::StrJoin(there, "; ")));
 }
 
-absl::StatusOr<std::string> ControlAddress(const std::string& interface, const std::string& leader) {
+absl::StatusOr<std::string> ControlAddress(const std::string& interface, const std::string& leader,
+                                           const char* flag) {
   const absl::StatusOr<Addresses> own = AddressesOf(interface);
   if (!own.ok()) return own.status();
   const rpc::HostPort named = rpc::SplitHostPort(leader);
   const Addresses known = Resolve(named.host);
   const auto same = std::find_first_of(own->begin(), own->end(), known.begin(), known.end());
   if (same == own->end() && !known.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--group_leader ", named.host, " is ", absl::StrJoin(known, ", "),
-                     ", and --collective_interface ", interface, " has ", absl::StrJoin(*own, ", "),
-                     ": give --group_leader=", own->front(), " at every node"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        flag, " ", named.host, " is ", absl::StrJoin(known, ", "), ", and --collective_interface ", interface,
+        " has ", absl::StrJoin(*own, ", "), ": give ", flag, "=", own->front(), " everywhere"));
   }
   const std::string& host = same == own->end() ? own->front() : *same;
   return IsIpv6(host) ? absl::StrCat("[", host, "]:", named.port) : absl::StrCat(host, ":", named.port);

@@ -13,10 +13,12 @@ namespace lossd {
 // others. INVALID_ARGUMENT, naming those that there are, if it has none.
 absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& interface);
 
-// Where node 0 listens for the ranks of others, host:port: the address of the interface that `leader` is, or
-// as which its name is known here; the first if it is not known. FAILED_PRECONDITION, with both, if it is an
-// address of something else: nobody would reach the leader there. May ask the network for the name.
-absl::StatusOr<std::string> ControlAddress(const std::string& interface, const std::string& leader);
+// Where node 0 listens for the ranks of others, or replica 0 for others, host:port: the address of the
+// interface that `leader`, `flag`'s value, is, or as which its name is known here; the first if it is not
+// known. FAILED_PRECONDITION, with both, if it is an address of something else: nobody would reach the leader
+// there. May ask the network for the name.
+absl::StatusOr<std::string> ControlAddress(const std::string& interface, const std::string& leader,
+                                           const char* flag);
 
 }  // namespace lossd
 

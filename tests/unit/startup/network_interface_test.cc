@@ -26,18 +26,18 @@ TEST(NetworkInterface, OneThatIsNotThereIsAnsweredWithThoseThatAre) {
 }
 
 TEST(NetworkInterface, ALeaderListensOnTheAddressThatOthersKnowOrTheFirst) {
-  EXPECT_EQ(ControlAddress("lo", "127.0.0.1:50053").value_or(""), "127.0.0.1:50053");
-  EXPECT_EQ(ControlAddress("lo", "lossd-0.invalid:7").value_or(""), "127.0.0.1:7");
-  EXPECT_EQ(ControlAddress("lo", "localhost:7").value_or(""), "127.0.0.1:7");
+  EXPECT_EQ(ControlAddress("lo", "127.0.0.1:50053", "--group_leader").value_or(""), "127.0.0.1:50053");
+  EXPECT_EQ(ControlAddress("lo", "lossd-0.invalid:7", "--group_leader").value_or(""), "127.0.0.1:7");
+  EXPECT_EQ(ControlAddress("lo", "localhost:7", "--group_leader").value_or(""), "127.0.0.1:7");
   const auto addresses = AddressesOf("lo");
   if (addresses.ok() && addresses->back() == "::1") {
-    EXPECT_EQ(ControlAddress("lo", "[::1]:7").value_or(""), "[::1]:7");
+    EXPECT_EQ(ControlAddress("lo", "[::1]:7", "--group_leader").value_or(""), "[::1]:7");
   }
-  EXPECT_EQ(ControlAddress("none0", "a:1").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ControlAddress("none0", "a:1", "--group_leader").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(NetworkInterface, ALeaderThatIsSomewhereElseIsNotWaitedFor) {
-  const absl::Status status = ControlAddress("lo", "203.0.113.7:7").status();
+  const absl::Status status = ControlAddress("lo", "203.0.113.7:7", "--group_leader").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("--group_leader 203.0.113.7 is 203.0.113.7"),
                                                    HasSubstr("--collective_interface lo has 127.0.0.1"),

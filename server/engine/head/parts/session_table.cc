@@ -141,6 +141,13 @@ std::map<std::string, int32_t> SessionTable::OpenSessions() const {
   return open;
 }
 
+bool SessionTable::HasOpen(const std::string& client_key) const {
+  const auto& sessions = ledger_.sessions();
+  return std::any_of(sessions.begin(), sessions.end(), [&](const auto& entry) {
+    return entry.second.state == SessionState::kOpen && entry.second.client_key == client_key;
+  });
+}
+
 std::vector<SessionSnapshot> SessionTable::Snapshots(absl::Time now) const {
   std::vector<SessionSnapshot> sessions;
   for (const auto& [id, session] : ledger_.sessions()) {

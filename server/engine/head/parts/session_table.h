@@ -81,6 +81,7 @@ class SessionTable {
   absl::Status Close(const std::string& session_id, std::optional<absl::Time> idle_since, Cut* cut);
   std::vector<std::string> Idle(absl::Time before) const;
   std::map<std::string, int32_t> OpenSessions() const;  // their lanes, by id
+  bool HasOpen(const std::string& client_key) const;
   int64_t open() const { return ledger_.open_sessions(); }
   std::vector<SessionSnapshot> Snapshots(absl::Time now) const;
 

@@ -55,11 +55,7 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
   }
   if (absl::Status status = CheckBias(rows, bias); !status.ok()) return status;
   const MutexLock lock(mutex_);
-  if (taken_) {
-    return MakeError(
-        absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
-        absl::StrCat("write ", id_, " was committed, replaced, or undone by a restore; begin a new one"));
-  }
+  if (absl::Status there = CheckThereLocked(); !there.ok()) return there;
   const int64_t row_bytes = config_.hidden_size * kernels::SizeOf(config_.master_type());
   kernels::Convert(type, data.data(), config_.master_type(), buffers_.weights.data() + first_row * row_bytes,
                    rows * config_.hidden_size);
@@ -72,6 +68,28 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
     present_[static_cast<size_t>(row)] = true;
   }
   return absl::OkStatus();
+}
+
+absl::Status StagedWrite::CheckThereLocked() const {
+  if (!taken_) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
+      absl::StrCat("write ", id_, " was committed, replaced, or undone by a restore; begin a new one"));
+}
+
+absl::StatusOr<StagedWrite::Rows> StagedWrite::Read(int64_t first_row, int64_t rows) const {
+  const int64_t row_bytes = config_.hidden_size * kernels::SizeOf(config_.master_type());
+  const auto bias_bytes = static_cast<int64_t>(sizeof(float));
+  const MutexLock lock(mutex_);
+  if (absl::Status there = CheckThereLocked(); !there.ok()) return there;
+  Rows read;
+  read.weights.assign(reinterpret_cast<const char*>(buffers_.weights.data()) + first_row * row_bytes,
+                      static_cast<size_t>(rows * row_bytes));
+  if (config_.bias) {
+    read.bias.assign(reinterpret_cast<const char*>(buffers_.bias.data()) + first_row * bias_bytes,
+                     static_cast<size_t>(rows * bias_bytes));
+  }
+  return read;
 }
 
 int64_t StagedWrite::rows() const {

@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/engine/chunk/head_config.h"
 #include "server/engine/common/mutex.h"
@@ -34,6 +35,14 @@ class StagedWrite {
 
   int64_t rows() const;  // that have arrived
 
+  // Rows as they are kept, [rows, H] of HeadConfig::master_type, and of the bias, fp32 [rows] if the head has
+  // one. FAILED_PRECONDITION once the write was taken.
+  struct Rows {
+    std::string weights;
+    std::string bias;
+  };
+  absl::StatusOr<Rows> Read(int64_t first_row, int64_t rows) const;
+
   // FAILED_PRECONDITION naming the first missing row and how many are missing, if any are.
   absl::Status CheckComplete() const;
 
@@ -42,6 +51,7 @@ class StagedWrite {
 
  private:
   absl::Status CheckBias(int64_t rows, absl::string_view bias) const;
+  absl::Status CheckThereLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string id_;
   const std::string key_;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -59,6 +60,12 @@ class WeightStore {
     std::shared_ptr<StagedWrite> to_publish;  // not null for the first of them: it has to be posted
   };
   Commit BeginCommit(const std::string& write_id, CommitCallback& done);
+  // The id of the write that BeginCommit has begun with and EndCommit not ended; empty: there is none.
+  std::string committing() const { return publishing_ ? staged_->id() : ""; }
+  // Those who wait for it, who are told something else than how it ended.
+  std::vector<CommitCallback> TakeWaiters() { return std::exchange(waiters_, {}); }
+  // It is not published after all; its rows stay.
+  void CancelCommit() { publishing_ = false; }
   // Whether this write still waits to be published: a restore may have come first.
   bool IsStaged(const std::shared_ptr<StagedWrite>& write) const { return staged_ == write; }
   // Ends what BeginCommit began: with `published` ok there is a new version, which is the answer. Returns

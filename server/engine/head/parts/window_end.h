@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "server/engine/chunk/session_marks.h"
@@ -39,6 +40,8 @@ struct PartState {
   StepRecord last_step = {};          // that has ended the one before, if a step has
   uint64_t weight_version = 0;
   int64_t optimizer_steps = 0;
+  std::string prepared_write = {};  // Head::PrepareWrite's; empty: there is none
+  std::string last_write = {};      // that was published, of all replicas
 
   JointStep before() const {
     const StepResult& last = last_step.result;

@@ -1,0 +1,97 @@
+#include "server/rpc/replicas/head_commands.h"
+
+#include <future>
+#include <memory>
+
+#include "server/rpc/convert/convert.h"
+
+namespace lossd::rpc {
+namespace {
+
+using group::v1::ReplicaCommand;
+using FoundHead = std::shared_ptr<engine::Head>;
+
+absl::StatusOr<std::string> Create(engine::Engine& engine, const group::v1::CreateReplica& create) {
+  const absl::StatusOr<engine::HeadConfig> config = ToEngine(create.config());
+  if (!config.ok()) return config.status();
+  const bool was_there = engine.FindHead(config->name).ok();
+  const absl::StatusOr<FoundHead> head = engine.CreateHead(*config);
+  if (!head.ok()) return head.status();
+  group::v1::Created created;
+  created.set_is_new(!was_there);
+  return created.SerializeAsString();
+}
+
+// A head that is not there is deleted already, by a call that broke off.
+absl::Status Delete(engine::Engine& engine, const group::v1::DeleteReplica& command) {
+  const absl::StatusOr<FoundHead> head = engine.FindHead(command.head());
+  if (!head.ok()) return absl::OkStatus();
+  if (command.undo()) {
+    engine.DropHead(command.head());
+    return absl::OkStatus();
+  }
+  const auto discard = command.discard_gradient() ? engine::Engine::DiscardGradient::kYes
+                                                  : engine::Engine::DiscardGradient::kNo;
+  if (command.check_only()) return (*head)->CheckDiscard(discard);
+  return engine.DeleteHead(command.head(), discard);
+}
+
+absl::Status Stage(const FoundHead& head, const group::v1::StageRows& rows) {
+  absl::StatusOr<std::string> id =
+      head->BeginWrite(rows.write_key(), engine::Head::Replace::kYes, rows.write_id());
+  if (id.ok() && *id != rows.write_id()) {  // of the same key, as a coordinator before this one gave it
+    head->DropWrite(*id);
+    id = head->BeginWrite(rows.write_key(), engine::Head::Replace::kYes, rows.write_id());
+  }
+  if (!id.ok()) return id.status();
+  const absl::StatusOr<std::shared_ptr<engine::StagedWrite>> write = head->FindWrite(rows.write_id());
+  if (!write.ok()) return write.status();
+  return (*write)->Write(rows.first_row(), rows.rows(), head->config().master_type(), rows.weights(),
+                         rows.bias());
+}
+
+absl::Status Publish(const FoundHead& head) {
+  std::promise<absl::Status> published;
+  head->PublishPrepared(
+      [&published](const absl::StatusOr<uint64_t>& version) { published.set_value(version.status()); });
+  return published.get_future().get();
+}
+
+absl::StatusOr<std::string> Reply(const absl::Status& done) {
+  if (!done.ok()) return done;
+  return std::string();
+}
+
+}  // namespace
+
+bool IsHeadCommand(const ReplicaCommand& command) {
+  switch (command.command_case()) {
+    case ReplicaCommand::kCreate:
+    case ReplicaCommand::kRemove:
+    case ReplicaCommand::kStage:
+    case ReplicaCommand::kPrepare:
+    case ReplicaCommand::kPublish:
+    case ReplicaCommand::kDropWrite:
+      return true;
+    default:
+      return false;
+  }
+}
+
+absl::StatusOr<std::string> DoHeadCommand(engine::Engine& engine, const ReplicaCommand& command) {
+  if (command.has_create()) return Create(engine, command.create());
+  if (command.has_remove()) return Reply(Delete(engine, command.remove()));
+  const std::string& name = command.has_stage()     ? command.stage().head()
+                            : command.has_prepare() ? command.prepare().head()
+                            : command.has_publish() ? command.publish().head()
+                                                    : command.drop_write().head();
+  const absl::StatusOr<FoundHead> head = engine.FindHead(name);
+  if (!head.ok()) return head.status();
+  if (command.has_stage()) return Reply(Stage(*head, command.stage()));
+  if (command.has_prepare()) return Reply((*head)->PrepareWrite(command.prepare().write_id()));
+  if (command.has_publish()) return Reply(Publish(*head));
+  (*head)->DropPrepared(absl::AbortedError("the coordinator has given the write up"));
+  return std::string();
+}
+
+}  // namespace lossd::rpc

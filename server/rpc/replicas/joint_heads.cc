@@ -1,0 +1,101 @@
+#include "server/rpc/replicas/joint_heads.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "lossd/group/v1/replica.pb.h"
+#include "server/engine/replicas/window_ending.h"
+#include "server/rpc/convert/convert.h"
+
+namespace lossd::rpc {
+namespace {
+
+using group::v1::ReplicaCommand;
+
+// Of weights that go to other replicas at once.
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+
+ReplicaCommand DeleteCommand(const std::string& name, engine::Engine::DiscardGradient discard) {
+  ReplicaCommand command;
+  command.mutable_remove()->set_head(name);
+  command.mutable_remove()->set_discard_gradient(discard == engine::Engine::DiscardGradient::kYes);
+  return command;
+}
+
+void Name(const engine::Head& head, const engine::StagedWrite& write, group::v1::WriteOfHead* proto) {
+  proto->set_head(head.config().name);
+  proto->set_write_id(write.id());
+}
+
+// Takes back what was created at those that did.
+void UndoCreation(const OtherReplicas& others, const std::string& name,
+                  const OtherReplicas::Answers& answers) {
+  ReplicaCommand undo;
+  undo.mutable_remove()->set_head(name);
+  undo.mutable_remove()->set_undo(true);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    group::v1::Created created;
+    if (!answers[i].ok() || !created.ParseFromString(*answers[i]) || !created.is_new()) continue;
+    others.AskOne(static_cast<int32_t>(i) + 1, "DeleteReplica", undo).IgnoreError();
+  }
+}
+
+}  // namespace
+
+absl::Status CreateAtOthers(const OtherReplicas& others, const engine::HeadConfig& config) {
+  ReplicaCommand command;
+  ToProto(config, command.mutable_create()->mutable_config());
+  const OtherReplicas::Answers answers = others.AskEach("CreateReplica", command);
+  absl::Status created = FirstError(answers);
+  if (!created.ok()) UndoCreation(others, config.name, answers);
+  return created;
+}
+
+absl::Status DeleteAtOthers(const OtherReplicas& others, const std::string& name,
+                            engine::Engine::DiscardGradient discard) {
+  ReplicaCommand command = DeleteCommand(name, discard);
+  command.mutable_remove()->set_check_only(true);
+  if (absl::Status may = others.Ask("DeleteReplica", command); !may.ok()) return may;
+  return others.Ask("DeleteReplica", DeleteCommand(name, discard));
+}
+
+absl::Status PrepareAtOthers(const OtherReplicas& others, const engine::Head& head,
+                             const engine::StagedWrite& write) {
+  const engine::HeadConfig& config = head.config();
+  const int64_t row_bytes = config.hidden_size * kernels::SizeOf(config.master_type());
+  const int64_t most = std::max<int64_t>(1, kPieceBytes / row_bytes);
+  for (int64_t first = 0; first < config.vocab_size; first += most) {
+    const int64_t rows = std::min(most, config.vocab_size - first);
+    absl::StatusOr<engine::StagedWrite::Rows> read = write.Read(first, rows);
+    if (!read.ok()) return read.status();
+    ReplicaCommand command;
+    group::v1::StageRows& stage = *command.mutable_stage();
+    stage.set_head(config.name);
+    stage.set_write_id(write.id());
+    stage.set_write_key(write.key());
+    stage.set_first_row(first);
+    stage.set_rows(rows);
+    stage.set_weights(std::move(read->weights));
+    stage.set_bias(std::move(read->bias));
+    if (absl::Status staged = others.Ask("StageRows", command); !staged.ok()) return staged;
+  }
+  ReplicaCommand prepare;
+  Name(head, write, prepare.mutable_prepare());
+  return others.Ask("PrepareWrite", prepare);
+}
+
+absl::Status PublishAtOthers(const OtherReplicas& others, const engine::Head& head,
+                             const engine::StagedWrite& write) {
+  ReplicaCommand command;
+  Name(head, write, command.mutable_publish());
+  return others.Ask("PublishWrite", command);
+}
+
+void DropAtOthers(const OtherReplicas& others, const engine::Head& head, const engine::StagedWrite& write) {
+  ReplicaCommand command;
+  Name(head, write, command.mutable_drop_write());
+  others.Ask("DropWrite", command).IgnoreError();
+}
+
+}  // namespace lossd::rpc

@@ -1,0 +1,33 @@
+// At the coordinator: heads are created and deleted, and writes published, at all replicas or at none.
+#ifndef LOSSD_SERVER_RPC_REPLICAS_JOINT_HEADS_H_
+#define LOSSD_SERVER_RPC_REPLICAS_JOINT_HEADS_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/engine/chunk/head_config.h"
+#include "server/engine/engine.h"
+#include "server/rpc/replicas/replica_questions.h"
+
+namespace lossd::rpc {
+
+// All of these wait. engine::ReplicaLost if one was lost meanwhile: asked again, they do what is missing.
+
+// The head is at all others.
+absl::Status CreateAtOthers(const OtherReplicas& others, const engine::HeadConfig& config);
+// It is at none of them. FAILED_PRECONDITION, and it is still at all, if one has a gradient that is not to be
+// discarded.
+absl::Status DeleteAtOthers(const OtherReplicas& others, const std::string& name,
+                            engine::Engine::DiscardGradient discard);
+// The others have every row of a write that is complete here, and wait for PublishAtOthers with it.
+absl::Status PrepareAtOthers(const OtherReplicas& others, const engine::Head& head,
+                             const engine::StagedWrite& write);
+absl::Status PublishAtOthers(const OtherReplicas& others, const engine::Head& head,
+                             const engine::StagedWrite& write);
+// What is prepared is given up, where it is.
+void DropAtOthers(const OtherReplicas& others, const engine::Head& head, const engine::StagedWrite& write);
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_REPLICAS_JOINT_HEADS_H_
