@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "proto/wire/trace_context.h"
 
 namespace lossd::rpc {
@@ -21,6 +22,14 @@ std::string TraceIdOf(const CallMetadata& metadata) {
   if (metadata.count(wire::kTraceParentKey) != 1) return {};  // two contradict each other
   const grpc::string_ref parent = metadata.find(wire::kTraceParentKey)->second;
   return std::string(wire::TraceIdOf({parent.data(), parent.size()}));
+}
+
+std::string PeerOf(const grpc::ServerContextBase& context) {
+  const std::string peer = context.peer();
+  if (peer != "unknown" && !absl::StartsWith(peer, "inproc")) return peer;
+  const auto passed = context.client_metadata().find(kPassedPeerKey);
+  if (passed == context.client_metadata().end()) return peer;
+  return std::string(passed->second.data(), passed->second.size());
 }
 
 void LogEvent(const char* event, const std::string& trace_id, std::vector<telemetry::LogField> fields) {
@@ -92,7 +101,7 @@ void CallRecord::NoteCancelled() {
 void CallRecord::NotePeerLocked(int code) {
   if (!peer_.empty()) return;
   const bool told = audited_ != nullptr || telemetry::Logs(telemetry::LogLevel::kDebug);
-  if (code != grpc::StatusCode::OK || told) peer_ = context_.peer();
+  if (code != grpc::StatusCode::OK || told) peer_ = PeerOf(context_);
 }
 
 // Describes the end of the call as its client sees it.

@@ -23,6 +23,12 @@ namespace lossd::rpc {
 // The id of the trace that a call belongs to; empty if its client sent none, or one that is malformed.
 std::string TraceIdOf(const CallMetadata& metadata);
 
+// In the metadata of a call that another replica has passed on: who has called that one. Nobody but this
+// process makes calls that have no address of their own.
+inline constexpr char kPassedPeerKey[] = "lossd-passed-peer";
+// Who has called, as logs name it.
+std::string PeerOf(const grpc::ServerContextBase& context);
+
 // A line at debug about what a call has brought about, with the trace that it belongs to, if any.
 void LogEvent(const char* event, const std::string& trace_id, std::vector<telemetry::LogField> fields);
 

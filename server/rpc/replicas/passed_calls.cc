@@ -18,7 +18,7 @@ using Metadata = std::multimap<grpc::string_ref, grpc::string_ref>;
 
 constexpr char kMethodKey[] = "lossd-pass-method";
 // Who calls, and for what: logs tell it where the call is served.
-constexpr std::array kClientKeys = {"authorization", "traceparent"};
+constexpr std::array kClientKeys = {"authorization", "traceparent", kPassedPeerKey};
 
 class RefusedCall final : public Stream {
  public:
@@ -43,11 +43,14 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 
 }  // namespace
 
-void PreparePassed(const CoordinatorCalls& calls, const std::string& method, const Metadata& metadata,
-                   grpc::ClientContext* context) {
+void PreparePassed(const CoordinatorCalls& calls, const std::string& method,
+                   const grpc::ServerContextBase& client, grpc::ClientContext* context) {
   calls.identify(context);
   context->AddMetadata(kMethodKey, method);
-  CopyClient(metadata, context);
+  Metadata told = client.client_metadata();
+  told.erase(kPassedPeerKey);  // which is not the client's to say
+  CopyClient(told, context);
+  context->AddMetadata(kPassedPeerKey, client.peer());
 }
 
 grpc::ServerGenericBidiReactor* PassedCalls::CreateReactor(grpc::GenericCallbackServerContext* context) {
@@ -62,17 +65,15 @@ grpc::ServerGenericBidiReactor* PassedCalls::CreateReactor(grpc::GenericCallback
     if (record != nullptr) record->NoteStatus(status);
     return new RefusedCall(status);
   }
-  return CallPipe::Begin(*context, {.channel = coordinator->channel,
-                                    .method = kPassPath,
-                                    .prepare =
-                                        [&](grpc::ClientContext* made) {
-                                          PreparePassed(*coordinator, method, context->client_metadata(),
-                                                        made);
-                                        },
-                                    .on_end =
-                                        [record](const grpc::Status& status) {
-                                          if (record != nullptr) record->NoteStatus(status);
-                                        }});
+  return CallPipe::Begin(
+      *context,
+      {.channel = coordinator->channel,
+       .method = kPassPath,
+       .prepare = [&](grpc::ClientContext* made) { PreparePassed(*coordinator, method, *context, made); },
+       .on_end =
+           [record](const grpc::Status& status) {
+             if (record != nullptr) record->NoteStatus(status);
+           }});
 }
 
 void PassService::Open(std::shared_ptr<grpc::Channel> server) {

@@ -28,10 +28,10 @@ using FindCoordinator = std::function<absl::StatusOr<CoordinatorCalls>()>;
 
 // Where a call is passed on to.
 inline constexpr char kPassPath[] = "/lossd.group.v1.PassService/Pass";
-// Has a call that is about to start passed on to the coordinator's `method`, as of the client of `context`.
+// Has a call that is about to start passed on to the coordinator's `method`, as of the client whose call this
+// replica serves.
 void PreparePassed(const CoordinatorCalls& calls, const std::string& method,
-                   const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
-                   grpc::ClientContext* context);
+                   const grpc::ServerContextBase& client, grpc::ClientContext* context);
 
 // At a replica: every call that no service of the server takes. What is not passed on is UNIMPLEMENTED.
 class PassedCalls final : public grpc::CallbackGenericService {

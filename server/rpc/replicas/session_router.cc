@@ -72,7 +72,7 @@ void SessionRouter::Pass(const grpc::CallbackServerContext& context, const char*
   const auto call = std::make_shared<Call>(coordinator->channel);
   call->request = request;
   call->context.set_deadline(context.deadline());
-  PreparePassed(*coordinator, path, context.client_metadata(), &call->context);
+  PreparePassed(*coordinator, path, context, &call->context);
   call->stub.UnaryCall(&call->context, kPassPath, {}, &call->request, &call->response,
                        [call, done = std::move(done)](const grpc::Status& status) {
                          done(status, std::move(call->response));
