@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "server/engine/memory/process_memory.h"
 #include "server/rpc/transport/listen_address.h"
@@ -198,6 +199,17 @@ absl::Status ReadDeviceOptions(Options& options) {
   options.group = *std::move(group);
   if (!list.empty()) options.device.name = options.group.own_device();
   return absl::OkStatus();
+}
+
+// Clients of other replicas are sent here by address.
+absl::Status CheckReachable(const Options& options) {
+  if (!options.replicas.place.shared()) return absl::OkStatus();
+  for (const std::string& address : absl::StrSplit(options.server.listen, ',')) {
+    if (!rpc::IsUnixSocket(address)) return absl::OkStatus();
+  }
+  return Invalid(absl::StrCat("--listen is '", options.server.listen,
+                              "', and --replica_set is given; it needs a host:port, by which clients that "
+                              "have asked another replica come here"));
 }
 
 absl::Status ReadEngineOptions(Options& options) {
@@ -468,6 +480,7 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   if (const auto addresses = rpc::ParseListen(options.server.listen); !addresses.ok()) {
     return addresses.status();
   }
+  if (absl::Status reachable = CheckReachable(options); !reachable.ok()) return reachable;
   options.server.tls = {.certificate = absl::GetFlag(FLAGS_tls_certificate).name,
                         .key = absl::GetFlag(FLAGS_tls_key).name,
                         .client_ca = absl::GetFlag(FLAGS_tls_client_ca).name};

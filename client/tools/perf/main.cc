@@ -60,6 +60,8 @@ std::string Footer() {
       "client\n"
       "  lossd-perf --target=127.0.0.1:50051 --metrics=127.0.0.1:9464 --clients=4 --duration=30\n"
       "  lossd-perf --device=cuda:0 --tokens=16384 --vocab=131072 --hidden=4096\n"
+      "  lossd-perf --devices=cuda:0,cuda:1 --replicas=2 --clients=64  # two servers with one head, beside "
+      "one\n"
       "  lossd-perf --devices=cuda:0,cuda:1 --transport=shm # a server over two devices, beside one on the "
       "first\n"
       "  lossd-perf --rate=2 --clients=8                    # open loop: what 2 batches a second cost\n"

@@ -105,7 +105,7 @@ class Readings {
     findings.client_cpu.*when = OwnCpuSeconds();
     if (server_ != nullptr) {
       if (!findings.server_cpu) findings.server_cpu.emplace();
-      *findings.server_cpu.*when = CpuSecondsOf(server_->pid());
+      *findings.server_cpu.*when = CpuSecondsOf(server_->pids());
     }
     if (metrics_.empty()) return;
     auto read = ReadMetrics(metrics_);
@@ -231,6 +231,7 @@ Outcome RunOverDevices(const Settings& settings, ProgressBar::Style style,
   Settings alone = settings;
   alone.device = FirstDevice(settings);
   alone.devices.clear();
+  alone.replicas = 1;
   Subject over(settings, style);
   Subject one(alone, style);
   {

@@ -1,9 +1,13 @@
 #include "client/tools/perf/server_process.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +19,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -45,13 +50,33 @@ double Seconds(const timeval& time) {
 }
 
 // 0 where there is none.
-std::array<std::atomic<pid_t>, 2> own_servers{};
+constexpr size_t kMostReplicas = 8;
+std::array<std::atomic<pid_t>, 2 * kMostReplicas> own_servers{};
 
 void Exchange(pid_t from, pid_t to) {
   for (std::atomic<pid_t>& server : own_servers) {
     pid_t expected = from;
     if (server.compare_exchange_strong(expected, to)) return;
   }
+}
+
+std::string PortFile(const std::string& folder, size_t server) {
+  return absl::StrCat(folder, "/ports.", server, ".json");
+}
+
+// One that nobody listens at now.
+absl::StatusOr<int> FreePort() {
+  const int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  const bool found = listening >= 0 && bind(listening, generic, length) == 0 &&
+                     getsockname(listening, generic, &length) == 0;
+  if (listening >= 0) close(listening);
+  if (!found) return absl::UnavailableError("there is no free port on loopback");
+  return ntohs(address.sin_port);
 }
 
 double TicksOf(pid_t pid) {
@@ -84,7 +109,11 @@ void KillOwnServer() {
   }
 }
 
-double CpuSecondsOf(pid_t pid) { return TicksOf(pid) / static_cast<double>(sysconf(_SC_CLK_TCK)); }
+double CpuSecondsOf(const std::vector<pid_t>& pids) {
+  double ticks = 0;
+  for (const pid_t pid : pids) ticks += std::max(0.0, TicksOf(pid));
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
 
 double OwnCpuSeconds() {
   rusage usage{};
@@ -120,24 +149,64 @@ absl::Status ServerProcess::MakeCertificate() {
   return absl::OkStatus();
 }
 
-absl::Status ServerProcess::Spawn(const Settings& settings) {
-  const std::string program = BesideThisProgram("lossd");
-  std::string listen = "127.0.0.1:0";
-  if (settings.transport == Transport::kUnix) listen = target_ = absl::StrCat("unix:", folder_, "/socket");
-  std::vector<std::string> command = {
-      program, absl::StrCat("--listen=", listen), "--metrics_listen=127.0.0.1:0",
-      absl::StrCat("--port_file=", folder_, "/ports.json"),
-      settings.devices.empty() ? absl::StrCat("--device=", settings.device)
-                               : absl::StrCat("--devices=", settings.devices)};
+std::vector<std::string> ServerProcess::CommandOf(const Settings& settings) const {
+  std::vector<std::string> command = {BesideThisProgram("lossd"), "--metrics_listen=127.0.0.1:0"};
   if (settings.transport == Transport::kShm || settings.transport == Transport::kCudaIpc) {
     command.emplace_back("--same_host_regions");
   }
   if (settings.transport == Transport::kTls) {
-    if (absl::Status status = MakeCertificate(); !status.ok()) return status;
     command.push_back(absl::StrCat("--tls_certificate=", folder_, "/server.pem"));
     command.push_back(absl::StrCat("--tls_key=", folder_, "/server.key"));
   }
   command.insert(command.end(), settings.server_flags.begin(), settings.server_flags.end());
+  return command;
+}
+
+absl::StatusOr<std::vector<std::vector<std::string>>> ServerProcess::ReplicaFlags(
+    const Settings& settings) const {
+  const absl::StatusOr<int> port = FreePort();
+  if (!port.ok()) return port.status();
+  const std::string token = folder_ + "/token";
+  const mode_t before = umask(0077);
+  std::ofstream(token) << std::hex << std::random_device()() << std::random_device()()
+                       << std::random_device()() << std::random_device()() << "\n";
+  umask(before);
+  std::vector<std::vector<std::string>> flags;
+  for (const std::string& devices : DevicesOfReplicas(settings)) {
+    flags.push_back({"--listen=127.0.0.1:0", "--replica_set=lossd-perf", absl::StrCat("--devices=", devices),
+                     absl::StrCat("--replicas=", settings.replicas), absl::StrCat("--replica=", flags.size()),
+                     absl::StrCat("--replica_leader=127.0.0.1:", *port),
+                     absl::StrCat("--group_token_file=", token),
+                     absl::StrCat("--port_file=", PortFile(folder_, flags.size()))});
+  }
+  return flags;
+}
+
+absl::Status ServerProcess::Spawn(const Settings& settings) {
+  if (settings.transport == Transport::kTls) {
+    if (absl::Status status = MakeCertificate(); !status.ok()) return status;
+  }
+  std::vector<std::vector<std::string>> servers;
+  if (settings.replicas > 1) {
+    absl::StatusOr<std::vector<std::vector<std::string>>> flags = ReplicaFlags(settings);
+    if (!flags.ok()) return flags.status();
+    servers = *std::move(flags);
+  } else {
+    std::string listen = "127.0.0.1:0";
+    if (settings.transport == Transport::kUnix) listen = target_ = absl::StrCat("unix:", folder_, "/socket");
+    servers.push_back({absl::StrCat("--listen=", listen), absl::StrCat("--port_file=", PortFile(folder_, 0)),
+                       settings.devices.empty() ? absl::StrCat("--device=", settings.device)
+                                                : absl::StrCat("--devices=", settings.devices)});
+  }
+  for (const std::vector<std::string>& flags : servers) {
+    std::vector<std::string> command = CommandOf(settings);
+    command.insert(command.begin() + 1, flags.begin(), flags.end());
+    if (absl::Status status = SpawnOne(std::move(command)); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ServerProcess::SpawnOne(std::vector<std::string> command) {
   std::vector<char*> arguments;
   arguments.reserve(command.size() + 1);
   for (std::string& argument : command) arguments.push_back(argument.data());
@@ -153,28 +222,31 @@ absl::Status ServerProcess::Spawn(const Settings& settings) {
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  const int failure = posix_spawn(&pid_, arguments[0], &actions, &attributes, arguments.data(), environ);
+  pid_t pid = -1;
+  const int failure = posix_spawn(&pid, arguments[0], &actions, &attributes, arguments.data(), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (failure == 0) {
-    Exchange(0, pid_);
+    Exchange(0, pid);
+    pids_.push_back(pid);
     return absl::OkStatus();
   }
-  pid_ = -1;
-  return absl::UnavailableError(absl::StrCat("cannot start ", program, ": ",
+  return absl::UnavailableError(absl::StrCat("cannot start ", command.front(), ": ",
                                              std::generic_category().message(failure),
                                              "; name a running server with --target"));
 }
 
 absl::Status ServerProcess::AwaitPorts() {
   const auto limit = std::chrono::steady_clock::now() + kStartLimit;
-  const std::string path = folder_ + "/ports.json";
-  while (!std::filesystem::exists(path)) {
-    if (Ended()) return Failure("lossd ended before it served");
-    if (std::chrono::steady_clock::now() > limit) return Failure("lossd does not begin to serve");
-    std::this_thread::sleep_for(kPoll);
+  for (size_t server = 0; server < pids_.size(); ++server) {
+    while (!std::filesystem::exists(PortFile(folder_, server))) {
+      if (AnyEnded()) return Failure("lossd ended before it served");
+      if (std::chrono::steady_clock::now() > limit) return Failure("lossd does not begin to serve");
+      std::this_thread::sleep_for(kPoll);
+    }
   }
-  const nlohmann::json ports = nlohmann::json::parse(ReadFile(path), nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json ports =
+      nlohmann::json::parse(ReadFile(PortFile(folder_, 0)), nullptr, /*allow_exceptions=*/false);
   if (!ports.is_object() || !ports.contains("grpc") || !ports.contains("metrics")) {
     return Failure("the port file of lossd is not what was expected");
   }
@@ -189,19 +261,33 @@ absl::Status ServerProcess::Failure(const std::string& what) const {
       absl::StrCat(what, "; its log ends:\n", log.substr(log.size() - std::min(log.size(), kLogTail))));
 }
 
-bool ServerProcess::Ended() {
-  if (pid_ > 0 && waitpid(pid_, nullptr, WNOHANG) == pid_) {
-    Exchange(pid_, 0);
-    pid_ = -1;
+bool ServerProcess::AnyEnded() {
+  bool any = false;
+  for (pid_t& pid : pids_) {
+    if (pid > 0 && waitpid(pid, nullptr, WNOHANG) == pid) {
+      Exchange(pid, 0);
+      pid = -1;
+    }
+    any = any || pid < 0;
   }
-  return pid_ < 0;
+  return any;
+}
+
+bool ServerProcess::AllEnded() {
+  (void)AnyEnded();
+  return std::all_of(pids_.begin(), pids_.end(), [](pid_t pid) { return pid < 0; });
 }
 
 ServerProcess::~ServerProcess() {
-  if (pid_ > 0) kill(pid_, SIGTERM);
+  const auto signal_all = [this](int number) {
+    for (const pid_t pid : pids_) {
+      if (pid > 0) kill(pid, number);
+    }
+  };
+  signal_all(SIGTERM);
   const auto limit = std::chrono::steady_clock::now() + kStopLimit;
-  while (!Ended()) {
-    if (std::chrono::steady_clock::now() > limit) kill(pid_, SIGKILL);
+  while (!AllEnded()) {
+    if (std::chrono::steady_clock::now() > limit) signal_all(SIGKILL);
     std::this_thread::sleep_for(kPoll);
   }
   std::error_code ignored;

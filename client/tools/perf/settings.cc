@@ -1,7 +1,10 @@
 #include "client/tools/perf/settings.h"
 
+#include <cstddef>
 #include <map>
 
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "client/tools/names.h"
 #include "nlohmann/json.hpp"
 
@@ -87,6 +90,13 @@ void AddDevicesOptions(CLI::App& app, Settings& settings) {
           ->excludes(app.get_option("--device"))
           ->excludes(app.get_option("--target"))
           ->group("Server");
+  app.add_option("--replicas", settings.replicas,
+                 "With --devices, of which each gets as many: servers that hold replicas of the head, in the "
+                 "place of one; clients are spread over them")
+      ->check(CLI::Range(1, 8))
+      ->needs(devices)
+      ->capture_default_str()
+      ->group("Server");
   app.add_option("--rounds", settings.rounds,
                  "With --devices: how often each is measured; medians are compared")
       ->check(CLI::Range(1, 1000))
@@ -97,6 +107,17 @@ void AddDevicesOptions(CLI::App& app, Settings& settings) {
 
 std::string FirstDevice(const Settings& settings) {
   return settings.devices == "all" ? "cuda:0" : settings.devices.substr(0, settings.devices.find(','));
+}
+
+std::vector<std::string> DevicesOfReplicas(const Settings& settings) {
+  const std::vector<std::string> all = absl::StrSplit(settings.devices, ',');
+  const size_t each = all.size() / static_cast<size_t>(settings.replicas);
+  std::vector<std::string> shares;
+  for (auto first = all.begin(); each > 0 && first + static_cast<std::ptrdiff_t>(each) <= all.end();
+       first += static_cast<std::ptrdiff_t>(each)) {
+    shares.push_back(absl::StrJoin(first, first + static_cast<std::ptrdiff_t>(each), ","));
+  }
+  return shares;
 }
 
 CLI::Option* AddTransportOption(CLI::App& app, std::vector<Transport>& transports, CLI::Option& target) {
@@ -206,6 +227,15 @@ std::string Problem(const Settings& settings) {
       settings.devices.find(',') == std::string::npos) {
     return "--devices wants two devices or more, with commas; one is measured with --device=" +
            settings.devices;
+  }
+  const size_t shares = settings.devices.empty() ? 1 : DevicesOfReplicas(settings).size();
+  if (settings.replicas > 1 &&
+      (settings.devices == "all" || shares != static_cast<size_t>(settings.replicas))) {
+    return "--replicas wants --devices by name, as many for each of them: --devices=cuda:0,cuda:1 "
+           "--replicas=2";
+  }
+  if (settings.replicas > 1 && settings.transport != Transport::kTcp) {
+    return "--replicas wants --transport=tcp: clients are spread over servers by their addresses";
   }
   if (settings.flushes > 0 && settings.mode == ComputeMode::kLossOnly) {
     return "--flushes reads a gradient, and with --loss_only there is none";

@@ -30,8 +30,9 @@ struct Settings {
   std::string target;   // empty: a server of its own
   std::string metrics;  // host:port; empty: none, or that of its own server
   std::string device = "auto";
-  std::string devices;  // of a server of its own, beside one of the first of them; empty: `device` alone
-  int64_t rounds = 3;   // in which the two are measured in turns
+  std::string devices;   // of a server of its own, beside one of the first of them; empty: `device` alone
+  int64_t replicas = 1;  // servers that share `devices` out, and hold replicas of the head
+  int64_t rounds = 3;    // in which the two are measured in turns
   Transport transport = Transport::kTcp;  // of a server of its own
   tools::ConnectionOptions connection;    // of `target`
   std::vector<std::string> server_flags;
@@ -60,7 +61,7 @@ struct Settings {
 // Every option but --transport, --devices, the lists of a sweep and how results are printed.
 void AddServerOptions(CLI::App& app, Settings& settings);
 void AddLoadOptions(CLI::App& app, Settings& settings);
-// --devices and --rounds.
+// --devices, --replicas and --rounds.
 void AddDevicesOptions(CLI::App& app, Settings& settings);
 // --transport, which --target excludes: into `transports`, of which there is one unless a delimiter is set.
 CLI::Option* AddTransportOption(CLI::App& app, std::vector<Transport>& transports, CLI::Option& target);
@@ -69,6 +70,8 @@ void AddSizeOptions(CLI::App& app, Settings& settings);
 
 // The first of settings.devices.
 std::string FirstDevice(const Settings& settings);
+// Those of each replica, in their order, as --devices has them.
+std::vector<std::string> DevicesOfReplicas(const Settings& settings);
 
 // Empty, or what does not go together.
 std::string Problem(const Settings& settings);

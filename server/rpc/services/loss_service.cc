@@ -92,13 +92,14 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
                                                    v1::OpenSessionResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   if (placer_ != nullptr && !request->at_this_replica()) {
+    // A client of this server's own reaches what is here as it has reached this.
+    const bool own_client = PeerOf(*context) == context->peer();
     placer_->OpenSession(*context, *request,
-                         [this, reactor, response, peer = context->peer()](const grpc::Status& status,
-                                                                           v1::OpenSessionResponse opened) {
+                         [this, reactor, response, own_client, peer = context->peer()](
+                             const grpc::Status& status, v1::OpenSessionResponse opened) {
                            *response = std::move(opened);
-                           // Here they are as for any client of this server's.
                            const bool here = response->replica() == placer_->replica();
-                           if (here) SetAddresses(LaneAddresses(lanes_, peer), response);
+                           if (own_client && here) SetAddresses(LaneAddresses(lanes_, peer), response);
                            reactor->Finish(status);
                          });
     return reactor;

@@ -157,6 +157,14 @@ class LossdPerfTest(unittest.TestCase):
         for word in ("one device", "over devices", "speed-up", "round 1 of 1: cpu,cpu"):
             self.assertIn(word, done.stdout + done.stderr)
 
+    def test_replicas_beside_one_server(self):
+        compared = self.succeed("--devices=cpu,cpu", "--replicas=2", *OWN[1:], *SMALL, "--clients=4", "--batches=8", "--rounds=1")
+        over = compared["over_devices"]["rounds"][0]
+        self.assertEqual(over["wrong_results"], 0)
+        self.assertEqual(over["batches"], 8)
+        for bad in (["--devices=cpu,cpu,cpu", "--replicas=2"], ["--devices=cpu,cpu", "--replicas=2", "--transport=shm"], ["--replicas=2"]):
+            self.assertEqual(perf(*bad).returncode, USAGE, bad)
+
     def test_devices_that_are_no_group_are_told_what_to_name(self):
         one = perf("--devices=cpu")
         self.assertEqual(one.returncode, USAGE, one)
