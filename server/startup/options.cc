@@ -204,7 +204,7 @@ absl::Status ReadDeviceOptions(Options& options) {
 // Clients of other replicas are sent here by address.
 absl::Status CheckReachable(const Options& options) {
   if (!options.replicas.place.shared()) return absl::OkStatus();
-  for (const std::string& address : absl::StrSplit(options.server.listen, ',')) {
+  for (const std::string& address : std::vector<std::string>(absl::StrSplit(options.server.listen, ','))) {
     if (!rpc::IsUnixSocket(address)) return absl::OkStatus();
   }
   return Invalid(absl::StrCat("--listen is '", options.server.listen,
