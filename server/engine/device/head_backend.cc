@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/collectives/communicator.h"
 #include "server/engine/common/errors.h"
 
 namespace lossd::engine {
@@ -86,6 +87,13 @@ absl::StatusOr<GradientTallies> HeadBackend::ApplyStep(const Gradient* /*gradien
   return NotThere("optimizer");
 }
 
+std::vector<kernels::RowSpan> HeadBackend::SliceRows(const kernels::SliceLayout& slices,
+                                                     int32_t slice) const {
+  const kernels::RowSpan rows = slices.Slice(slice);
+  if (rows.count == 0) return {};
+  return {rows};
+}
+
 absl::Status HeadBackend::SumSlices(Gradient* /*gradient*/, const ReplicaCommunicators& /*replicas*/) {
   return NotThere("slices");
 }
@@ -142,6 +150,14 @@ absl::StatusOr<MemoryPlan> Device::PlanShard(const HeadConfig& /*config*/, const
 absl::StatusOr<std::unique_ptr<HeadBackend>> Device::CreateShard(const HeadConfig& /*config*/,
                                                                  const HeadShard& /*shard*/) {
   return NoShards();
+}
+
+absl::StatusOr<std::shared_ptr<ReplicaConnection>> Device::ConnectReplicas(
+    const ReplicaNetwork& network, kernels::collectives::Rendezvous& rendezvous) {
+  absl::StatusOr<std::unique_ptr<kernels::collectives::Communicator>> host =
+      ConnectReplicaHosts(network, rendezvous);
+  if (!host.ok()) return host.status();
+  return OwningConnection(*std::move(host), nullptr);
 }
 
 absl::StatusOr<std::unique_ptr<Gradient>> Device::CreateGradient(const HeadConfig& /*config*/) {

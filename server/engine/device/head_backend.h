@@ -23,12 +23,14 @@
 #include "kernels/logits.h"
 #include "kernels/optimizer.h"
 #include "kernels/segment_tree.h"
+#include "kernels/slices.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/chunk/head_config.h"
 #include "server/engine/device/batch_key.h"
 #include "server/engine/device/device_report.h"
 #include "server/engine/device/head_shard.h"
 #include "server/engine/device/replica_communicators.h"
+#include "server/engine/device/replica_connection.h"
 #include "server/engine/device/weight_buffers.h"
 #include "server/engine/memory/arena.h"
 #include "server/engine/memory/host_buffer.h"
@@ -210,6 +212,9 @@ class HeadBackend {
   // replica makes the same calls in the same order. One that exchanges something may fail with UNAVAILABLE,
   // because a replica was lost; it is then made again by all of them, with new communicators.
   //
+  // The rows of a slice, where there are any, in their order. `slices` is of all rows of the head: one device
+  // has a slice of them in one piece, a group a piece at every rank.
+  virtual std::vector<kernels::RowSpan> SliceRows(const kernels::SliceLayout& slices, int32_t slice) const;
   // Adds up this gradient, null for the head's own, of all replicas in their order, which it leaves as it is,
   // into a sum of the rows that are stepped here: the same bits wherever a row is.
   virtual absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas);
@@ -229,7 +234,8 @@ class HeadBackend {
 
   // Checkpoints: what there is beside gradients, and rows of it as they are. What was written counts from
   // RestoreState on, which comes last. Over replicas the master and the optimizer's state are only of rows
-  // that are stepped here, and GatherSlices comes after RestoreState.
+  // that are stepped here, and GatherSlices comes after RestoreState; but a master's row that is written
+  // where others step it becomes a row of the weights.
   virtual std::vector<StateTensor> StateTensors() const { return {}; }
   virtual absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out);
   virtual absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows, const void* in);
@@ -280,6 +286,12 @@ class Device : public RegionSource {
   virtual absl::StatusOr<MemoryPlan> PlanShard(const HeadConfig& config, const HeadShard& shard) const;
   virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateShard(const HeadConfig& config,
                                                                    const HeadShard& shard);
+  // Connects this device with those of the other replicas, which call this too, and returns when all are
+  // connected: for a head over replicas, anew whenever one was lost. `rendezvous` is that of the replicas,
+  // and used until this returns. UNAVAILABLE if one does not come in time. Any thread's, one at a time,
+  // beside every other call.
+  virtual absl::StatusOr<std::shared_ptr<ReplicaConnection>> ConnectReplicas(
+      const ReplicaNetwork& network, kernels::collectives::Rendezvous& rendezvous);
   // A gradient for a head of this configuration, beside its own, and what it takes. Used with that head
   // alone, and destroyed while none of its batches is under way, before the device. RESOURCE_EXHAUSTED if the
   // system does not give the memory.

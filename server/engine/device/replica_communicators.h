@@ -2,6 +2,8 @@
 #ifndef LOSSD_SERVER_ENGINE_DEVICE_REPLICA_COMMUNICATORS_H_
 #define LOSSD_SERVER_ENGINE_DEVICE_REPLICA_COMMUNICATORS_H_
 
+#include <cstdint>
+
 namespace lossd::kernels::collectives {
 class Communicator;
 }  // namespace lossd::kernels::collectives
@@ -13,6 +15,8 @@ namespace lossd::engine {
 struct ReplicaCommunicators {
   kernels::collectives::Communicator* device = nullptr;  // moves the device's memory
   kernels::collectives::Communicator* host = nullptr;    // the same where the device is the host
+  // Where the device is a group, these are its leader's, and the other ranks know theirs by this number.
+  uint64_t connection = 0;
 };
 
 }  // namespace lossd::engine

@@ -68,6 +68,41 @@ absl::Status DeliverRows(const Delivery& delivery, const RowSpan& rows, int64_t 
   return absl::OkStatus();
 }
 
+absl::Status DeliverState(HeadBackend& backend, const Delivery& delivery, const RowSpan& rows,
+                          Communicator& replicas) {
+  for (const StateTensor& tensor : backend.StateTensors()) {
+    const absl::Status delivered = DeliverRows(
+        delivery, rows, tensor.columns * kernels::SizeOf(tensor.type), replicas,
+        [&](const RowSpan& piece, char* to) {
+          return backend.ReadState(tensor.name, piece.first, piece.count, to);
+        },
+        [&](const RowSpan& piece, const char* from) {
+          return backend.WriteState(tensor.name, piece.first, piece.count, from);
+        });
+    if (!delivered.ok()) return delivered;
+  }
+  return absl::OkStatus();
+}
+
+// A row of the sum, and behind it its bias's.
+absl::Status DeliverSum(HeadBackend& backend, const HeadConfig& config, const Delivery& delivery,
+                        const RowSpan& rows, Communicator& replicas) {
+  const int64_t columns = config.hidden_size + 1;
+  return DeliverRows(
+      delivery, rows, columns * static_cast<int64_t>(sizeof(float)), replicas,
+      [&](const RowSpan& piece, char* to) {
+        auto* const values = reinterpret_cast<float*>(to);
+        absl::Status read = backend.ReadSum(piece.first, piece.count, values);
+        if (!read.ok() || !config.bias) return read;
+        return backend.ReadBiasSum(piece.first, piece.count, values + piece.count * config.hidden_size);
+      },
+      [&](const RowSpan& piece, const char* from) {
+        const auto* const values = reinterpret_cast<const float*>(from);
+        const float* const bias = config.bias ? values + piece.count * config.hidden_size : nullptr;
+        return backend.WriteSum(piece.first, piece.count, values, bias);
+      });
+}
+
 }  // namespace
 
 void Head::RefillPart(const Refill& refill, std::shared_ptr<const ReplicaCommunicators> replicas,
@@ -85,36 +120,11 @@ absl::Status Head::RefillNow(const Refill& refill, const ReplicaCommunicators& r
   for (int32_t slice = 0; slice < layout.replicas(); ++slice) {
     const Delivery delivery = DeliveryOf(layout, slice, refill.empty);
     if (delivery.to.empty()) continue;
-    const RowSpan rows = layout.Slice(slice);
-    absl::Status status;
-    for (const StateTensor& tensor : backend.StateTensors()) {
-      status = DeliverRows(
-          delivery, rows, tensor.columns * kernels::SizeOf(tensor.type), host,
-          [&](const RowSpan& piece, char* to) {
-            return backend.ReadState(tensor.name, piece.first, piece.count, to);
-          },
-          [&](const RowSpan& piece, const char* from) {
-            return backend.WriteState(tensor.name, piece.first, piece.count, from);
-          });
+    for (const RowSpan& rows : backend.SliceRows(layout, slice)) {
+      absl::Status status = DeliverState(backend, delivery, rows, host);
+      if (status.ok() && refill.sums) status = DeliverSum(backend, config_, delivery, rows, host);
       if (!status.ok()) return status;
     }
-    if (!refill.sums) continue;
-    // A row of the sum, and behind it its bias's.
-    const int64_t columns = config_.hidden_size + 1;
-    status = DeliverRows(
-        delivery, rows, columns * static_cast<int64_t>(sizeof(float)), host,
-        [&](const RowSpan& piece, char* to) {
-          auto* const values = reinterpret_cast<float*>(to);
-          absl::Status read = backend.ReadSum(piece.first, piece.count, values);
-          if (!read.ok() || !config_.bias) return read;
-          return backend.ReadBiasSum(piece.first, piece.count, values + piece.count * config_.hidden_size);
-        },
-        [&](const RowSpan& piece, const char* from) {
-          const auto* const values = reinterpret_cast<const float*>(from);
-          const float* const bias = config_.bias ? values + piece.count * config_.hidden_size : nullptr;
-          return backend.WriteSum(piece.first, piece.count, values, bias);
-        });
-    if (!status.ok()) return status;
   }
   const bool filled = refill.empty[static_cast<size_t>(environment_.place.replica)];
   return filled ? backend.RestoreState() : absl::OkStatus();

@@ -12,11 +12,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/collectives/communicator.h"
-#include "kernels/collectives/gloo_communicator.h"
+#include "kernels/collectives/rendezvous.h"
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/device/rank_status.h"
+#include "server/engine/device/replica_connection.h"
 #include "server/engine/replicas/window_ending.h"
 #include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/group/group_leader.h"
@@ -32,7 +32,6 @@
 namespace lossd::rpc {
 namespace {
 
-using kernels::collectives::Communicator;
 using kernels::collectives::Rendezvous;
 using telemetry::Log;
 using telemetry::LogLevel;
@@ -56,51 +55,30 @@ uint64_t RandomHistory() {
   return std::uniform_int_distribution<uint64_t>(1)(random);
 }
 
-// How replicas reach each other in one epoch. It is aborted when one is lost, by whoever notices it.
-class Connections {
- public:
-  static absl::StatusOr<std::shared_ptr<Connections>> Connect(const ReplicaSetOptions& options,
-                                                              Rendezvous& rendezvous) {
-    auto connections = std::make_shared<Connections>();
-    const absl::Status connected =
-        engine::ToStatus(ConnectGloo({.rank = options.place.replica,
-                                      .size = options.place.replicas,
-                                      .interface = options.interface,
-                                      .timeout = kExchangeTimeout,
-                                      .connect_timeout = absl::ToChronoMilliseconds(
-                                          std::max(options.replica_timeout / 5, kLeastConnectTimeout))},
-                                     rendezvous, &connections->host_));
-    if (!connected.ok()) return connected;
-    connections->ends_ = {connections->host_.get(), connections->host_.get()};
-    return connections;
-  }
-  // Keeps the connections.
-  static std::shared_ptr<const engine::ReplicaCommunicators> Of(std::shared_ptr<Connections> connections) {
-    const engine::ReplicaCommunicators* const ends = &connections->ends_;
-    return {std::move(connections), ends};
-  }
-  void Abort() { host_->Abort(); }
+engine::ReplicaNetwork NetworkOf(const ReplicaSetOptions& options) {
+  const absl::Duration connecting = std::max(options.replica_timeout / 5, kLeastConnectTimeout);
+  return {.place = options.place,
+          .interface = options.interface,
+          .timeout = kExchangeTimeout,
+          .connect_timeout = absl::ToChronoMilliseconds(connecting)};
+}
 
- private:
-  std::unique_ptr<Communicator> host_;
-  engine::ReplicaCommunicators ends_;
-};
-
-// Where all replicas have met, until one is lost. Its losses come before there are connections, or after.
+// Where all replicas have met, until one is lost: whoever notices it aborts their connection. Losses come
+// before there is one, or after.
 class Meeting {
  public:
   void Lose(const absl::Status& why) {
     const engine::MutexLock lock(mutex_);
     if (!lost_.ok()) return;
     lost_ = why;
-    if (connections_ != nullptr) connections_->Abort();
+    if (connection_ != nullptr) connection_->Abort();
     changed_.NotifyAll();
   }
   // Not ok if it is over.
-  absl::Status Take(std::shared_ptr<Connections> connections) {
+  absl::Status Take(std::shared_ptr<engine::ReplicaConnection> connection) {
     const engine::MutexLock lock(mutex_);
-    connections_ = std::move(connections);
-    if (!lost_.ok()) connections_->Abort();
+    connection_ = std::move(connection);
+    if (!lost_.ok()) connection_->Abort();
     return lost_;
   }
   absl::Status lost() {
@@ -127,7 +105,7 @@ class Meeting {
  private:
   engine::Mutex mutex_;
   engine::CondVar changed_;
-  std::shared_ptr<Connections> connections_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<engine::ReplicaConnection> connection_ ABSL_GUARDED_BY(mutex_);
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
 
   engine::Mutex interrupt_mutex_;
@@ -464,10 +442,11 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   if (!empty[static_cast<size_t>(options_.place.replica)]) heard_history_ = *history;
   absl::StatusOr<Settling> settling = Settling::Decide(*engine_, options_.place, hellos, empty);
   if (!settling.ok()) return settling;
-  absl::StatusOr<std::shared_ptr<Connections>> connections = Connections::Connect(options_, rendezvous);
-  if (!connections.ok()) return connections.status();
-  if (absl::Status lost = meeting.Take(*connections); !lost.ok()) return lost;
-  *replicas = Connections::Of(*std::move(connections));
+  absl::StatusOr<std::shared_ptr<engine::ReplicaConnection>> connection =
+      engine_->device().ConnectReplicas(NetworkOf(options_), rendezvous);
+  if (!connection.ok()) return connection.status();
+  if (absl::Status lost = meeting.Take(*connection); !lost.ok()) return lost;
+  *replicas = CommunicatorsOf(*std::move(connection));
   if (absl::Status done = settling->Do(*replicas); !done.ok()) return done;
   if (absl::Status all = AllGather(rendezvous, "settled", nullptr); !all.ok()) return all;
   agreed_history_ = *history;

@@ -93,19 +93,22 @@ absl::Status CpuBackend::PublishWeights(WeightBuffers staged) {
     weights_ = std::move(staged.weights);
     return absl::OkStatus();
   }
-  kernels::Convert(DataType::kFloat32, staged.weights.data(), config_.weight_type, weights_.data(),
-                   config_.elements());
-  if (!over_replicas()) {
-    master_ = std::move(staged.weights);
+  if (over_replicas()) {
+    WriteMaster(staged.weights.data(), AllRows());
     return absl::OkStatus();
   }
-  for (const SteppedRows::Part& part : stepped_.PartsOf(AllRows())) {
-    if (part.rows.count == 0) continue;
-    std::memcpy(Floats(master_) + part.place * config_.hidden_size,
-                Floats(staged.weights) + part.rows.first * config_.hidden_size,
-                static_cast<size_t>(part.rows.count * config_.hidden_size * kFloat));
-  }
+  kernels::Convert(DataType::kFloat32, staged.weights.data(), config_.weight_type, weights_.data(),
+                   config_.elements());
+  master_ = std::move(staged.weights);
   return absl::OkStatus();
+}
+
+// All of them become weights; of the master there are only those that are stepped here.
+void CpuBackend::WriteMaster(const void* in, const RowSpan& rows) {
+  const int64_t first = rows.first * config_.hidden_size;
+  kernels::Convert(DataType::kFloat32, in, config_.weight_type,
+                   weights_.data() + first * SizeOf(config_.weight_type), rows.count * config_.hidden_size);
+  CopyStepped(in, config_.hidden_size * kFloat, rows, &master_);
 }
 
 void CpuBackend::NarrowMaster() {
@@ -307,13 +310,17 @@ absl::Status CpuBackend::ReadStepped(const HostBuffer& from, int64_t row_bytes, 
 absl::Status CpuBackend::WriteStepped(const void* in, int64_t row_bytes, const RowSpan& rows,
                                       HostBuffer* to) {
   if (!stepped_.HasAll(rows)) return NotStepped(rows, stepped_);
+  CopyStepped(in, row_bytes, rows, to);
+  return absl::OkStatus();
+}
+
+void CpuBackend::CopyStepped(const void* in, int64_t row_bytes, const RowSpan& rows, HostBuffer* to) const {
   for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
     if (part.rows.count == 0) continue;
     std::memcpy(to->data() + part.place * row_bytes,
                 static_cast<const std::byte*>(in) + (part.rows.first - rows.first) * row_bytes,
                 static_cast<size_t>(part.rows.count * row_bytes));
   }
-  return absl::OkStatus();
 }
 
 HostBuffer& CpuBackend::BufferOf(const StateEntry& entry) {
@@ -349,6 +356,10 @@ absl::Status CpuBackend::WriteState(const std::string& tensor, int64_t first_row
   if (!entry.ok()) return entry.status();
   if (absl::Status taken = TakeWeights(); !taken.ok()) return taken;
   const int64_t row_bytes = entry->tensor.columns * SizeOf(entry->tensor.type);
+  if (entry->part == StatePart::kMaster && over_replicas()) {
+    WriteMaster(in, {first_row, rows});
+    return absl::OkStatus();
+  }
   if (entry->part != StatePart::kWeight) {
     return WriteStepped(in, row_bytes, {first_row, rows}, &BufferOf(*entry));
   }
