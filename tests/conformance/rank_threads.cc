@@ -127,13 +127,16 @@ struct Connections {
   std::unique_ptr<Communicator> host;
   std::unique_ptr<Communicator> device;  // null: the host's
 
-  RankPlace place() const {
-    return {host->rank(), host->size(), host.get(), device == nullptr ? host.get() : device.get()};
+  RankPlace place(Rendezvous& rendezvous) const {
+    return {.rank = host->rank(),
+            .ranks = host->size(),
+            .host = host.get(),
+            .device = device == nullptr ? host.get() : device.get(),
+            .rendezvous = &rendezvous};
   }
 };
 
-Connections Connect(Meeting& meeting, int32_t rank, const RankThreadOptions& options) {
-  ThreadRendezvous rendezvous(meeting, rank);
+Connections Connect(Rendezvous& rendezvous, int32_t rank, const RankThreadOptions& options) {
   Connections connections;
   Result connected = kernels::collectives::ConnectGloo(
       {.rank = rank, .size = options.ranks, .timeout = std::chrono::minutes(10)}, rendezvous,
@@ -155,13 +158,14 @@ class RankThreads : public RankChannel {
       : options_(options),
         meeting_(static_cast<size_t>(options.ranks)),
         mailboxes_(static_cast<size_t>(options.ranks)),
+        executors_(static_cast<size_t>(options.ranks)),
         applied_(static_cast<size_t>(options.ranks)),
         made_payloads_(static_cast<size_t>(options.ranks)) {
     for (auto& made : made_payloads_) payloads_.emplace_back(made.get_future());
     for (int32_t rank = 1; rank < options.ranks; ++rank) {
       threads_.emplace_back([this, rank] { RunRank(rank); });
     }
-    connections_ = Connect(meeting_, 0, options_);
+    connections_ = Connect(rendezvous_, 0, options_);
   }
   ~RankThreads() override {
     for (Mailbox& mailbox : mailboxes_) mailbox.Close();
@@ -199,7 +203,7 @@ class RankThreads : public RankChannel {
   }
   GroupReport Report() const override { return {}; }
 
-  RankPlace place() const { return connections_.place(); }
+  RankPlace place() { return connections_.place(rendezvous_); }
   // What a rank that is not the leader holds; waits until it is there.
   RankPayloads& payloads(int32_t rank) { return *payloads_[static_cast<size_t>(rank)].get(); }
 
@@ -213,15 +217,22 @@ class RankThreads : public RankChannel {
     }
     const std::string bytes = rpc::SerializeCommand(command);
     std::vector<std::future<absl::Status>> done;
+    if (Interrupts(command)) {
+      for (ShardedRank* const executor : executors_) {
+        if (executor != nullptr) executor->Execute(*rpc::ParseCommand(bytes)).IgnoreError();
+      }
+      return done;
+    }
     for (size_t rank = 1; rank < mailboxes_.size(); ++rank) done.push_back(mailboxes_[rank].Add(bytes));
     return done;
   }
 
   void RunRank(int32_t rank) {
-    const Connections connections = Connect(meeting_, rank, options_);
+    ThreadRendezvous rendezvous(meeting_, rank);
+    const Connections connections = Connect(rendezvous, rank, options_);
     absl::StatusOr<std::unique_ptr<Device>> device = CreateDevice(options_, rank);
     if (!device.ok()) GiveUp(rank, device.status());
-    const RankPlace place = connections.place();
+    const RankPlace place = connections.place(rendezvous);
     if (absl::Status joined = (*device)->JoinRanks(place.device); !joined.ok()) GiveUp(rank, joined);
     const int64_t limit =
         options_.memory_limit == nullptr ? std::numeric_limits<int64_t>::max() : options_.memory_limit(rank);
@@ -230,11 +241,18 @@ class RankThreads : public RankChannel {
     (*own)->TellAnswersTo([this, rank](const AnsweredChunk& chunk) { TakeAnswer(rank, chunk); });
     made_payloads_[static_cast<size_t>(rank)].set_value((*own)->payloads());
     Mailbox& mailbox = mailboxes_[static_cast<size_t>(rank)];
-    rpc::WorkerPool memory(1);
+    SetExecutor(rank, own->get());
+    std::optional<rpc::WorkerPool> beside(1);
     while (std::optional<Mailbox::Letter> letter = mailbox.Next()) {
-      Execute(**own, rank, *std::move(letter), memory);
+      Execute(**own, rank, *std::move(letter), *beside);
       Follow(**own, rank);
     }
+    beside.reset();
+    SetExecutor(rank, nullptr);
+  }
+  void SetExecutor(int32_t rank, ShardedRank* executor) {
+    const std::lock_guard lock(mutex_);
+    executors_[static_cast<size_t>(rank)] = executor;
   }
 
   // By the wire's bytes, and checked as the leader of a group does.
@@ -245,11 +263,11 @@ class RankThreads : public RankChannel {
     answered_.push_back(std::move(came));
   }
 
-  static void Execute(ShardedRank& own, int32_t rank, Mailbox::Letter letter, rpc::WorkerPool& memory) {
+  static void Execute(ShardedRank& own, int32_t rank, Mailbox::Letter letter, rpc::WorkerPool& beside) {
     absl::StatusOr<GroupCommand> command = rpc::ParseCommand(letter.command);
     if (!command.ok()) GiveUp(rank, command.status());
-    if (TakesMemory(*command)) {
-      memory.Run([&own, command = *std::move(command),
+    if (IsExecutedBeside(*command)) {
+      beside.Run([&own, command = *std::move(command),
                   taking = std::make_shared<Mailbox::Letter>(std::move(letter))] {
         taking->done.set_value(own.Execute(command));
       });
@@ -282,8 +300,10 @@ class RankThreads : public RankChannel {
 
   const RankThreadOptions options_;
   Meeting meeting_;
+  ThreadRendezvous rendezvous_{meeting_, 0};  // the leader's
   std::mutex mutex_;
   std::deque<Mailbox> mailboxes_;               // by rank; the leader has none to read
+  std::vector<ShardedRank*> executors_;         // the same; null: not ready, or gone
   std::vector<std::atomic<uint64_t>> applied_;  // batches
   std::vector<std::promise<std::shared_ptr<RankPayloads>>> made_payloads_;
   std::vector<std::shared_future<std::shared_ptr<RankPayloads>>> payloads_;

@@ -15,8 +15,10 @@
 #include "kernels/loss_options.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/chunk/head_config.h"
+#include "server/engine/common/replica_place.h"
 #include "server/engine/device/batch_key.h"
 #include "server/engine/device/head_backend.h"
+#include "server/engine/device/replica_connection.h"
 
 namespace lossd::engine {
 
@@ -26,6 +28,7 @@ namespace lossd::engine {
 struct CreateHeadCommand {
   uint64_t head = 0;
   HeadConfig config;  // of the whole head
+  ReplicaPlace replica = {};
 };
 struct DeleteHeadCommand {
   uint64_t head = 0;
@@ -40,7 +43,7 @@ struct DeleteGradientCommand {
 };
 
 // The rows of a head, of whichever kind, that go to the leader or come from it.
-enum class HeadRows { kWeights, kBias, kGradient, kBiasGradient, kState };
+enum class HeadRows { kWeights, kBias, kGradient, kBiasGradient, kState, kSum, kBiasSum };
 struct ReadRowsCommand {
   uint64_t head = 0;
   HeadRows what = HeadRows::kWeights;
@@ -52,9 +55,9 @@ struct ReadRowsCommand {
 };
 struct WriteRowsCommand {
   uint64_t head = 0;
-  HeadRows what = HeadRows::kGradient;  // or kState
+  HeadRows what = HeadRows::kGradient;  // or kState, or kSum
   uint64_t gradient = 0;
-  bool with_bias = false;  // of kGradient
+  bool with_bias = false;  // of kGradient and kSum
   std::string tensor = {};
   int64_t first_row = 0;
   int64_t rows = 0;
@@ -81,6 +84,37 @@ struct ApplyStepCommand {
   uint64_t head = 0;
   uint64_t gradient = 0;
   StepArguments arguments;
+};
+
+// What a head over replicas does (HeadBackend), each rank with the ranks of its number in the other groups,
+// which it knows by a connection's number. That one of these is lost is no error of this rank.
+struct SumSlicesCommand {
+  uint64_t head = 0;
+  uint64_t gradient = 0;
+  uint64_t connection = 0;
+};
+struct TallySumCommand {
+  uint64_t head = 0;
+  double scale = 1;
+  uint64_t connection = 0;
+};
+struct StepSlicesCommand {
+  uint64_t head = 0;
+  StepArguments arguments;
+};
+struct GatherSlicesCommand {
+  uint64_t head = 0;
+  uint64_t connection = 0;
+};
+// Connects the rank in place of any connection before, by rounds of the group's rendezvous
+// (ReplicaRendezvous) in which it also tells what becomes of it.
+struct ConnectReplicasCommand {
+  uint64_t connection = 0;  // ascending, from 1
+  ReplicaNetwork network;
+};
+// This connection, whether it is there yet or not, and those before it.
+struct AbortReplicasCommand {
+  uint64_t connection = 0;
 };
 
 struct LogitsCommand {
@@ -131,15 +165,18 @@ struct ProbeCommand {};
 using GroupCommand =
     std::variant<CreateHeadCommand, DeleteHeadCommand, CreateGradientCommand, DeleteGradientCommand,
                  ReadRowsCommand, WriteRowsCommand, RestoreStateCommand, ResetCommand, FoldCommand,
-                 SummarizeCommand, ApplyStepCommand, LogitsCommand, PrepareTeacherCommand, StartBatchCommand,
-                 ReleasePayloadCommand, ProbeCommand>;
+                 SummarizeCommand, ApplyStepCommand, SumSlicesCommand, TallySumCommand, StepSlicesCommand,
+                 GatherSlicesCommand, ConnectReplicasCommand, AbortReplicasCommand, LogitsCommand,
+                 PrepareTeacherCommand, StartBatchCommand, ReleasePayloadCommand, ProbeCommand>;
 
 inline constexpr const char* kStartBatch = "StartBatch";
 // What people read, in the order of the alternatives.
 inline constexpr std::array kCommandNames = {
-    "CreateHead",     "DeleteHead", "CreateGradient", "DeleteGradient", "ReadRows",  "WriteRows",
-    "RestoreState",   "Reset",      "Fold",           "Summarize",      "ApplyStep", "Logits",
-    "PrepareTeacher", kStartBatch,  "ReleasePayload", "Probe"};
+    "CreateHead",      "DeleteHead",    "CreateGradient", "DeleteGradient", "ReadRows",
+    "WriteRows",       "RestoreState",  "Reset",          "Fold",           "Summarize",
+    "ApplyStep",       "SumSlices",     "TallySum",       "StepSlices",     "GatherSlices",
+    "ConnectReplicas", "AbortReplicas", "Logits",         "PrepareTeacher", kStartBatch,
+    "ReleasePayload",  "Probe"};
 static_assert(kCommandNames.size() == std::variant_size_v<GroupCommand>);
 inline const char* NameOf(const GroupCommand& command) { return kCommandNames[command.index()]; }
 

@@ -51,8 +51,9 @@ struct BatchProgress {
   bool under_way() const { return started > applied; }
 };
 
-// At the other ranks: what commands are executed by, one at a time, by one thread; those that take memory,
-// which may last for seconds, by another one, one at a time too, beside what comes after them.
+// At the other ranks: what commands are executed by, one at a time, by one thread; those that may last for
+// seconds (IsExecutedBeside) by another one, one at a time too, beside what comes after them; and those that
+// interrupt others by any, as soon as they come.
 class RankExecutor {
  public:
   virtual ~RankExecutor() = default;
@@ -74,11 +75,21 @@ class RankExecutor {
   virtual RankReport Report() const = 0;
 };
 
-// Whether it is executed beside other commands: begun when all before it are done. Nothing names what it
-// makes before it is replied to.
+// Nothing names what it makes before it is replied to.
 inline bool TakesMemory(const GroupCommand& command) {
   return std::holds_alternative<CreateHeadCommand>(command) ||
          std::holds_alternative<CreateGradientCommand>(command);
+}
+
+// Whether it is executed beside other commands: begun when all before it are done.
+inline bool IsExecutedBeside(const GroupCommand& command) {
+  return TakesMemory(command) || std::holds_alternative<ConnectReplicasCommand>(command);
+}
+
+// Whether it is executed before all that have come and wait, since one of them may be waiting for it. It does
+// not wait itself.
+inline bool Interrupts(const GroupCommand& command) {
+  return std::holds_alternative<AbortReplicasCommand>(command);
 }
 
 // Whether the leader waits for what becomes of it.

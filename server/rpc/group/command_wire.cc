@@ -1,5 +1,6 @@
 #include "server/rpc/group/command_wire.h"
 
+#include <chrono>
 #include <utility>
 #include <variant>
 
@@ -36,16 +37,26 @@ bool Read(const v1::CreateHeadRequest& wire, engine::HeadConfig* config) {
   return true;
 }
 
+void Write(const engine::ReplicaPlace& place, group::v1::ReplicaPlace* wire) {
+  wire->set_replica(place.replica);
+  wire->set_replicas(place.replicas);
+}
+bool Read(const group::v1::ReplicaPlace& wire, engine::ReplicaPlace* place) {
+  *place = {wire.replica(), wire.replicas()};
+  return place->replica >= 0 && place->replica < place->replicas;
+}
+
 bool AreRows(int64_t first, int64_t rows) { return first >= 0 && rows >= 0; }
 
 void Write(const engine::CreateHeadCommand& command, group::v1::Command* all) {
   group::v1::CreateHead* wire = all->mutable_create_head();
   wire->set_head(command.head);
   ToProto(command.config, wire->mutable_config());
+  Write(command.replica, wire->mutable_replica());
 }
 bool Read(const group::v1::CreateHead& wire, engine::CreateHeadCommand* command) {
   command->head = wire.head();
-  return Read(wire.config(), &command->config);
+  return Read(wire.config(), &command->config) && Read(wire.replica(), &command->replica);
 }
 
 void Write(const engine::DeleteHeadCommand& command, group::v1::Command* all) {
@@ -90,7 +101,7 @@ bool Read(const group::v1::ReadRows& wire, engine::ReadRowsCommand* command) {
   command->tensor = wire.tensor();
   command->first_row = wire.first_row();
   command->rows = wire.rows();
-  return Read(wire.what(), engine::HeadRows::kState, &command->what) && Read(wire.type(), &command->type) &&
+  return Read(wire.what(), engine::HeadRows::kBiasSum, &command->what) && Read(wire.type(), &command->type) &&
          AreRows(command->first_row, command->rows);
 }
 
@@ -111,7 +122,7 @@ bool Read(const group::v1::WriteRows& wire, engine::WriteRowsCommand* command) {
   command->tensor = wire.tensor();
   command->first_row = wire.first_row();
   command->rows = wire.rows();
-  return Read(wire.what(), engine::HeadRows::kState, &command->what) &&
+  return Read(wire.what(), engine::HeadRows::kBiasSum, &command->what) &&
          AreRows(command->first_row, command->rows);
 }
 
@@ -154,24 +165,97 @@ bool Read(const group::v1::Summarize& wire, engine::SummarizeCommand* command) {
   return true;
 }
 
+void Write(const engine::StepArguments& arguments, group::v1::StepArguments* wire) {
+  wire->set_learning_rate(arguments.learning_rate);
+  wire->set_gradient_scale(arguments.gradient_scale);
+  ToProto(arguments.optimizer, wire->mutable_optimizer());
+  wire->set_step(arguments.step);
+}
+bool Read(const group::v1::StepArguments& wire, engine::StepArguments* arguments) {
+  const absl::StatusOr<engine::OptimizerConfig> optimizer = ToEngine(wire.optimizer());
+  if (!optimizer.ok()) return false;
+  *arguments = {.learning_rate = wire.learning_rate(),
+                .gradient_scale = wire.gradient_scale(),
+                .optimizer = *optimizer,
+                .step = wire.step()};
+  return true;
+}
+
 void Write(const engine::ApplyStepCommand& command, group::v1::Command* all) {
   group::v1::ApplyStep* wire = all->mutable_apply_step();
   wire->set_head(command.head);
   wire->set_gradient(command.gradient);
-  wire->set_learning_rate(command.arguments.learning_rate);
-  wire->set_gradient_scale(command.arguments.gradient_scale);
-  ToProto(command.arguments.optimizer, wire->mutable_optimizer());
-  wire->set_step(command.arguments.step);
+  Write(command.arguments, wire->mutable_arguments());
 }
 bool Read(const group::v1::ApplyStep& wire, engine::ApplyStepCommand* command) {
-  const absl::StatusOr<engine::OptimizerConfig> optimizer = ToEngine(wire.optimizer());
-  if (!optimizer.ok()) return false;
-  *command = {.head = wire.head(),
-              .gradient = wire.gradient(),
-              .arguments = {.learning_rate = wire.learning_rate(),
-                            .gradient_scale = wire.gradient_scale(),
-                            .optimizer = *optimizer,
-                            .step = wire.step()}};
+  command->head = wire.head();
+  command->gradient = wire.gradient();
+  return Read(wire.arguments(), &command->arguments);
+}
+
+void Write(const engine::SumSlicesCommand& command, group::v1::Command* all) {
+  group::v1::SumSlices* wire = all->mutable_sum_slices();
+  wire->set_head(command.head);
+  wire->set_gradient(command.gradient);
+  wire->set_connection(command.connection);
+}
+bool Read(const group::v1::SumSlices& wire, engine::SumSlicesCommand* command) {
+  *command = {.head = wire.head(), .gradient = wire.gradient(), .connection = wire.connection()};
+  return true;
+}
+
+void Write(const engine::TallySumCommand& command, group::v1::Command* all) {
+  group::v1::TallySum* wire = all->mutable_tally_sum();
+  wire->set_head(command.head);
+  wire->set_scale(command.scale);
+  wire->set_connection(command.connection);
+}
+bool Read(const group::v1::TallySum& wire, engine::TallySumCommand* command) {
+  *command = {.head = wire.head(), .scale = wire.scale(), .connection = wire.connection()};
+  return true;
+}
+
+void Write(const engine::StepSlicesCommand& command, group::v1::Command* all) {
+  group::v1::StepSlices* wire = all->mutable_step_slices();
+  wire->set_head(command.head);
+  Write(command.arguments, wire->mutable_arguments());
+}
+bool Read(const group::v1::StepSlices& wire, engine::StepSlicesCommand* command) {
+  command->head = wire.head();
+  return Read(wire.arguments(), &command->arguments);
+}
+
+void Write(const engine::GatherSlicesCommand& command, group::v1::Command* all) {
+  group::v1::GatherSlices* wire = all->mutable_gather_slices();
+  wire->set_head(command.head);
+  wire->set_connection(command.connection);
+}
+bool Read(const group::v1::GatherSlices& wire, engine::GatherSlicesCommand* command) {
+  *command = {.head = wire.head(), .connection = wire.connection()};
+  return true;
+}
+
+void Write(const engine::ConnectReplicasCommand& command, group::v1::Command* all) {
+  group::v1::ConnectReplicas* wire = all->mutable_connect_replicas();
+  wire->set_connection(command.connection);
+  Write(command.network.place, wire->mutable_place());
+  wire->set_interface(command.network.interface);
+  wire->set_timeout_ms(command.network.timeout.count());
+  wire->set_connect_timeout_ms(command.network.connect_timeout.count());
+}
+bool Read(const group::v1::ConnectReplicas& wire, engine::ConnectReplicasCommand* command) {
+  command->connection = wire.connection();
+  command->network.interface = wire.interface();
+  command->network.timeout = std::chrono::milliseconds(wire.timeout_ms());
+  command->network.connect_timeout = std::chrono::milliseconds(wire.connect_timeout_ms());
+  return Read(wire.place(), &command->network.place);
+}
+
+void Write(const engine::AbortReplicasCommand& command, group::v1::Command* all) {
+  all->mutable_abort_replicas()->set_connection(command.connection);
+}
+bool Read(const group::v1::AbortReplicas& wire, engine::AbortReplicasCommand* command) {
+  command->connection = wire.connection();
   return true;
 }
 
@@ -347,6 +431,18 @@ bool ReadCommand(const group::v1::Command& wire, engine::GroupCommand* command) 
       return Read(wire.summarize(), &command->emplace<engine::SummarizeCommand>());
     case Command::kApplyStep:
       return Read(wire.apply_step(), &command->emplace<engine::ApplyStepCommand>());
+    case Command::kSumSlices:
+      return Read(wire.sum_slices(), &command->emplace<engine::SumSlicesCommand>());
+    case Command::kTallySum:
+      return Read(wire.tally_sum(), &command->emplace<engine::TallySumCommand>());
+    case Command::kStepSlices:
+      return Read(wire.step_slices(), &command->emplace<engine::StepSlicesCommand>());
+    case Command::kGatherSlices:
+      return Read(wire.gather_slices(), &command->emplace<engine::GatherSlicesCommand>());
+    case Command::kConnectReplicas:
+      return Read(wire.connect_replicas(), &command->emplace<engine::ConnectReplicasCommand>());
+    case Command::kAbortReplicas:
+      return Read(wire.abort_replicas(), &command->emplace<engine::AbortReplicasCommand>());
     case Command::kLogits:
       return Read(wire.logits(), &command->emplace<engine::LogitsCommand>());
     case Command::kPrepareTeacher:

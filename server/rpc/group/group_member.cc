@@ -99,6 +99,23 @@ class MemberRendezvous final : public kernels::collectives::Rendezvous {
   LeaderStream* const stream_;
 };
 
+// As long as it lives, what interrupts commands is executed as soon as it comes.
+class Interrupting {
+ public:
+  Interrupting(LeaderStream& stream, engine::RankExecutor& executor) : stream_(stream) {
+    stream_.SetInterrupt([&executor](const std::string& command) {
+      absl::StatusOr<engine::GroupCommand> parsed = ParseCommand(command);
+      if (parsed.ok()) executor.Execute(*std::move(parsed)).IgnoreError();
+    });
+  }
+  ~Interrupting() { stream_.SetInterrupt(nullptr); }
+  Interrupting(const Interrupting&) = delete;
+  Interrupting& operator=(const Interrupting&) = delete;
+
+ private:
+  LeaderStream& stream_;
+};
+
 class JoinedMember final : public GroupMember {
  public:
   explicit JoinedMember(const GroupMemberOptions& options)
@@ -120,7 +137,8 @@ class JoinedMember final : public GroupMember {
   absl::Status Answer(const Take& take, const std::function<bool()>& stop) override;
 
  private:
-  // An error ends the rank. What takes memory goes to `memory_`.
+  // An error ends the rank. What is executed beside other commands goes to `beside_`, and what interrupts
+  // them does not come here.
   absl::Status Execute(const group::v1::NumberedCommand& command, engine::RankExecutor& executor);
   // Tells the leader what the rank has and does. One thread's.
   void Report(const engine::RankExecutor& executor);
@@ -135,7 +153,7 @@ class JoinedMember final : public GroupMember {
   // Both wait for what they do when they go: at the end in order. After an error that may take for ever, and
   // the process ends without it.
   std::unique_ptr<Ticker> reporting_;
-  std::optional<WorkerPool> memory_{1};
+  std::optional<WorkerPool> beside_{1};
 };
 
 absl::Status JoinedMember::Open(const GroupMemberOptions& options, Clock::time_point deadline) {
@@ -163,6 +181,7 @@ absl::Status JoinedMember::Run(engine::RankExecutor& executor) {
   (void)prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   executor.TellAnswersTo(
       [this](engine::AnsweredChunk chunk) { stream_->TellAnswered(ToProto(std::move(chunk))); });
+  const Interrupting interrupting(*stream_, executor);
   Report(executor);
   // Not with the heartbeats: a device may keep a report waiting.
   reporting_ = std::make_unique<Ticker>(interval_, [this, &executor] { Report(executor); });
@@ -175,7 +194,7 @@ absl::Status JoinedMember::Run(engine::RankExecutor& executor) {
         progress->under_way() ? Clock::now() + kPollInterval : Clock::time_point::max();
     const absl::StatusOr<std::optional<group::v1::NumberedCommand>> command = stream_->Next(until);
     if (absl::IsCancelled(command.status())) {
-      memory_.reset();
+      beside_.reset();
       reporting_.reset();
       return absl::OkStatus();
     }
@@ -206,13 +225,14 @@ absl::Status JoinedMember::Execute(const group::v1::NumberedCommand& command,
                                    engine::RankExecutor& executor) {
   absl::StatusOr<engine::GroupCommand> parsed = ParseCommand(command.command());
   if (!parsed.ok()) return parsed.status();
-  if (engine::TakesMemory(*parsed)) {
-    memory_->Run([this, &executor, number = command.number(), taken = *std::move(parsed)] {
-      stream_->Reply(number, executor.Execute(taken));
+  const bool replied_to = engine::IsRepliedTo(*parsed);
+  if (engine::IsExecutedBeside(*parsed)) {
+    beside_->Run([this, &executor, replied_to, number = command.number(), taken = *std::move(parsed)] {
+      const absl::Status executed = executor.Execute(taken);
+      if (replied_to) stream_->Reply(number, executed);
     });
     return absl::OkStatus();
   }
-  const bool replied_to = engine::IsRepliedTo(*parsed);
   absl::Status executed = executor.Execute(*std::move(parsed));
   if (!replied_to) return executed;
   stream_->Reply(command.number(), executed);

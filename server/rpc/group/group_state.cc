@@ -55,6 +55,7 @@ std::shared_ptr<LeaderMessage> MessageOf(const engine::GroupCommand& command) {
   auto message = std::make_shared<LeaderMessage>();
   message->mutable_command()->set_command(SerializeCommand(command));
   message->mutable_command()->set_name(engine::NameOf(command));
+  message->mutable_command()->set_interrupts(engine::Interrupts(command));
   return message;
 }
 

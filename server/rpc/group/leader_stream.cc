@@ -117,6 +117,7 @@ void LeaderStream::LeaveInOrder() {
 
 void LeaderStream::OnReadDone(bool ok) {
   std::optional<Serving> news;
+  bool interrupts = false;
   {
     const engine::MutexLock lock(mutex_);
     if (!ok) {
@@ -124,6 +125,7 @@ void LeaderStream::OnReadDone(bool ok) {
       return;
     }
     silent_ = 0;
+    interrupts = incoming_.command().interrupts();
     const Serving before = serving_;
     Take();
     if (serving_ != before) news = serving_;
@@ -131,7 +133,16 @@ void LeaderStream::OnReadDone(bool ok) {
   }
   // The next message, which may bring other news, has yet to be read.
   if (news.has_value() && on_serving_ != nullptr) on_serving_(*news);
+  if (interrupts) {
+    const engine::MutexLock lock(interrupt_mutex_);
+    if (interrupt_ != nullptr) interrupt_(incoming_.command().command());
+  }
   StartRead(&incoming_);
+}
+
+void LeaderStream::SetInterrupt(Interrupt interrupt) {
+  const engine::MutexLock lock(interrupt_mutex_);
+  interrupt_ = std::move(interrupt);
 }
 
 void LeaderStream::Take() {
@@ -153,6 +164,7 @@ void LeaderStream::Take() {
       waiting_ = std::move(*incoming_.mutable_waiting());
       return;
     case LeaderMessage::kCommand:
+      if (incoming_.command().interrupts()) return;
       commands_.push_back({std::move(*incoming_.mutable_command()), Clock::now()});
       return;
     case LeaderMessage::kEnd:

@@ -55,6 +55,10 @@ class LeaderStream final
   // a group that has ended in order, UNAVAILABLE when the leader is lost.
   absl::StatusOr<std::optional<group::v1::NumberedCommand>> Next(Clock::time_point until)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // What is called with commands that interrupt others, by the thread that reads the stream: it must not
+  // wait. They are dropped while it is null, and behind this call what was set before is called no more.
+  using Interrupt = std::function<void(const std::string& command)>;
+  void SetInterrupt(Interrupt interrupt) ABSL_LOCKS_EXCLUDED(interrupt_mutex_);
   void Reply(uint64_t number, const absl::StatusOr<std::string>& data) ABSL_LOCKS_EXCLUDED(mutex_);
   void Reply(uint64_t number, const absl::Status& status) {
     Reply(number, status.ok() ? absl::StatusOr<std::string>("") : status);
@@ -118,6 +122,9 @@ class LeaderStream final
   int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, std::vector<std::string>> gathered_ ABSL_GUARDED_BY(mutex_);
   group::v1::Waiting waiting_ ABSL_GUARDED_BY(mutex_);  // as of the latest offer
+
+  engine::Mutex interrupt_mutex_;
+  Interrupt interrupt_ ABSL_GUARDED_BY(interrupt_mutex_);
 };
 
 }  // namespace lossd::rpc

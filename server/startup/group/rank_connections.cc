@@ -43,7 +43,7 @@ void WarnOfOtherInterface(const std::string& interface) {
 absl::StatusOr<RankConnections> RankConnections::Connect(const engine::Device& device,
                                                          const GroupOptions& group,
                                                          kernels::collectives::Rendezvous& rendezvous) {
-  RankConnections connections(group.host_ranks);
+  RankConnections connections(group.host_ranks, rendezvous);
   const int32_t rank = group.process->rank;
   const int32_t ranks = group.ranks();
   const absl::Status host = engine::ToStatus(kernels::collectives::ConnectGloo(
@@ -69,7 +69,8 @@ engine::RankPlace RankConnections::place() const {
           .host = host_.get(),
           .device = device_ == nullptr ? host_.get() : device_.get(),
           .watch = watch_.get(),
-          .host_ranks = host_ranks_};
+          .host_ranks = host_ranks_,
+          .rendezvous = rendezvous_};
 }
 
 }  // namespace lossd

@@ -19,7 +19,7 @@ class RankConnections {
  public:
   // Connects this rank with all others, which call this too; returns when they are connected. `device` is its
   // own: where that is the host, one communicator moves everything. UNAVAILABLE, with what the communicator
-  // said.
+  // said. What is made with the place goes on to use `rendezvous`, which outlives it, for other replicas.
   static absl::StatusOr<RankConnections> Connect(const engine::Device& device, const GroupOptions& group,
                                                  kernels::collectives::Rendezvous& rendezvous);
 
@@ -28,9 +28,11 @@ class RankConnections {
  private:
   using Communicator = kernels::collectives::Communicator;
 
-  explicit RankConnections(int32_t host_ranks) : host_ranks_(host_ranks) {}
+  RankConnections(int32_t host_ranks, kernels::collectives::Rendezvous& rendezvous)
+      : host_ranks_(host_ranks), rendezvous_(&rendezvous) {}
 
   int32_t host_ranks_;
+  kernels::collectives::Rendezvous* rendezvous_;
   std::unique_ptr<Communicator> host_;
   std::unique_ptr<Communicator> device_;  // null: the host's
   std::unique_ptr<engine::RankWatch> watch_ = std::make_unique<engine::RankWatch>();

@@ -16,6 +16,7 @@
 
 namespace lossd::engine {
 
+using kernels::RowSpan;
 using kernels::SizeOf;
 
 namespace {
@@ -47,12 +48,14 @@ HeadConfig ShardConfigOf(const HeadConfig& config, const RankPlace& place) {
   return own;
 }
 
-HeadShard ShardOf(const HeadConfig& config, const RankPlace& place) {
+HeadShard ShardOf(const HeadConfig& config, const RankPlace& place, const ReplicaPlace& replica) {
   return {.layout = kernels::ShardLayout(config.vocab_size, place.ranks),
           .rank = place.rank,
           .communicator = place.device,
           .host_communicator = place.host,
-          .observer = place.watch};
+          .observer = place.watch,
+          .replica = replica.replica,
+          .replicas = replica.replicas};
 }
 
 absl::Status CheckRanks(const HeadConfig& config, int32_t ranks) {
@@ -73,8 +76,9 @@ RankReport ReportOf(const Device& device, const RankPlace& place) {
 }
 
 absl::StatusOr<MemoryPlan> ShardHead::Plan(const Device& device, const HeadConfig& config,
-                                           const RankPlace& place) {
-  absl::StatusOr<MemoryPlan> plan = device.PlanShard(ShardConfigOf(config, place), ShardOf(config, place));
+                                           const RankPlace& place, const ReplicaPlace& replica) {
+  absl::StatusOr<MemoryPlan> plan =
+      device.PlanShard(ShardConfigOf(config, place), ShardOf(config, place, replica));
   if (!plan.ok()) return plan;
   const bool leads = place.rank == kLeader;
   const int64_t staged = leads ? config.staged_bytes() + config.bias_bytes() : RoomBytes(config, place);
@@ -85,19 +89,22 @@ absl::StatusOr<MemoryPlan> ShardHead::Plan(const Device& device, const HeadConfi
 }
 
 absl::StatusOr<std::unique_ptr<ShardHead>> ShardHead::Create(Device* device, const HeadConfig& config,
-                                                             const RankPlace& place) {
+                                                             const RankPlace& place,
+                                                             const ReplicaPlace& replica) {
   absl::StatusOr<HostBuffer> room = HostBuffer::Create(RoomBytes(config, place), Commit::kNow);
   if (!room.ok()) return room.status();
   absl::StatusOr<std::unique_ptr<HeadBackend>> local =
-      device->CreateShard(ShardConfigOf(config, place), ShardOf(config, place));
+      device->CreateShard(ShardConfigOf(config, place), ShardOf(config, place, replica));
   if (!local.ok()) return local.status();
-  return std::unique_ptr<ShardHead>(new ShardHead(config, place, *std::move(local), *std::move(room)));
+  return std::unique_ptr<ShardHead>(
+      new ShardHead(config, place, replica, *std::move(local), *std::move(room)));
 }
 
-ShardHead::ShardHead(HeadConfig config, const RankPlace& place, std::unique_ptr<HeadBackend> local,
-                     HostBuffer room)
+ShardHead::ShardHead(HeadConfig config, const RankPlace& place, const ReplicaPlace& replica,
+                     std::unique_ptr<HeadBackend> local, HostBuffer room)
     : config_(std::move(config)),
       place_(place),
+      replica_(replica),
       layout_(config_.vocab_size, place.ranks),
       local_(std::move(local)),
       room_(std::move(room)) {}
@@ -161,9 +168,11 @@ absl::StatusOr<int64_t> ShardHead::RowBytes(const ReadRowsCommand& what) const {
     case HeadRows::kWeights:
       return config_.hidden_size * SizeOf(what.type);
     case HeadRows::kGradient:
+    case HeadRows::kSum:
       return config_.hidden_size * kFloat;
     case HeadRows::kBias:
     case HeadRows::kBiasGradient:
+    case HeadRows::kBiasSum:
       return kFloat;
     case HeadRows::kState:
       break;
@@ -188,6 +197,10 @@ absl::Status ShardHead::ReadLocal(const ReadRowsCommand& what, const Gradient* g
       return local_->ReadBiasGradient(gradient, rows.first, rows.count, floats);
     case HeadRows::kState:
       return local_->ReadState(what.tensor, rows.first, rows.count, out);
+    case HeadRows::kSum:
+      return local_->ReadSum(rows.first, rows.count, floats);
+    case HeadRows::kBiasSum:
+      return local_->ReadBiasSum(rows.first, rows.count, floats);
   }
   return absl::InternalError("no such rows");
 }
@@ -206,8 +219,10 @@ absl::Status ShardHead::WriteLocal(const WriteRowsCommand& what, Gradient* gradi
                                    const std::byte* in, const std::byte* bias) {
   if (rows.count == 0) return absl::OkStatus();
   if (what.what == HeadRows::kState) return local_->WriteState(what.tensor, rows.first, rows.count, in);
-  return local_->WriteGradient(gradient, rows.first, rows.count, reinterpret_cast<const float*>(in),
-                               reinterpret_cast<const float*>(bias));
+  const auto* const dw = reinterpret_cast<const float*>(in);
+  const auto* const db = reinterpret_cast<const float*>(bias);
+  if (what.what == HeadRows::kSum) return local_->WriteSum(rows.first, rows.count, dw, db);
+  return local_->WriteGradient(gradient, rows.first, rows.count, dw, db);
 }
 
 absl::Status ShardHead::WriteRows(const WriteRowsCommand& what, Gradient* gradient, const void* in,
@@ -242,6 +257,92 @@ absl::StatusOr<GradientTallies> ShardHead::Merge(const absl::StatusOr<GradientTa
   GradientTallies sum;
   for (const GradientTallies& tallies : all) sum.Add(tallies);
   return sum;
+}
+
+// Replicas
+
+namespace {
+
+// A status on its way; what does not fit of its message is left out.
+struct Outcome {
+  int32_t code = 0;
+  std::array<char, 252> message = {};
+};
+
+absl::Status NotConnected() {
+  return MakeError(absl::StatusCode::kUnavailable, RejectReason::kInternal, "",
+                   "this rank has no connection with those of the other replicas");
+}
+
+}  // namespace
+
+absl::Status ShardHead::Agree(absl::Status* outcome) {
+  Outcome own{.code = static_cast<int32_t>(outcome->code())};
+  outcome->message().copy(own.message.data(), own.message.size() - 1);
+  const RankBytes bytes(static_cast<size_t>(place_.ranks), sizeof(own));
+  std::vector<Outcome> all(bytes.size());
+  const kernels::ExchangeWait wait(place_.watch, kernels::Exchange::kRows);
+  absl::Status gathered = ToStatus(place_.host->AllGatherV(&own, bytes, all.data(), nullptr));
+  if (!gathered.ok()) return gathered;
+  for (size_t rank = 0; outcome->ok() && rank < all.size(); ++rank) {
+    if (all[rank].code == 0) continue;
+    *outcome = MakeError(static_cast<absl::StatusCode>(all[rank].code), RejectReason::kInternal, "",
+                         absl::StrCat("rank ", rank, ": ", all[rank].message.data()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardHead::SumSlices(Gradient* gradient, const ReplicaCommunicators* replicas,
+                                  absl::Status* outcome) {
+  *outcome = replicas == nullptr ? NotConnected() : local_->SumSlices(gradient, *replicas);
+  return Agree(outcome);
+}
+
+absl::Status ShardHead::TallySum(double scale, const ReplicaCommunicators* replicas,
+                                 absl::StatusOr<GradientTallies>* outcome) {
+  *outcome = replicas == nullptr ? NotConnected() : local_->TallySum(scale, *replicas);
+  absl::Status tallied = outcome->status();
+  if (absl::Status agreed = Agree(&tallied); !agreed.ok()) return agreed;
+  if (!tallied.ok()) {
+    *outcome = tallied;
+    return absl::OkStatus();
+  }
+  *outcome = Merge(*outcome);
+  return outcome->status();
+}
+
+absl::Status ShardHead::GatherSlices(const ReplicaCommunicators* replicas, absl::Status* outcome) {
+  *outcome = replicas == nullptr ? NotConnected() : local_->GatherSlices(*replicas);
+  return Agree(outcome);
+}
+
+std::vector<RowSpan> ShardHead::SliceRows(int32_t slice) const {
+  std::vector<RowSpan> all;
+  for (int32_t rank = 0; rank < place_.ranks; ++rank) {
+    RowSpan rows = SlicesOf(rank).Slice(slice);
+    rows.first += layout_.first(rank);
+    if (rows.count > 0) all.push_back(rows);
+  }
+  return all;
+}
+
+absl::Status ShardHead::CheckHas(const ReadRowsCommand& what) const {
+  bool everywhere = what.what != HeadRows::kSum && what.what != HeadRows::kBiasSum;
+  if (what.what == HeadRows::kState) {
+    const absl::StatusOr<StateEntry> entry = FindState(config_, what.tensor);
+    if (!entry.ok()) return entry.status();
+    everywhere = entry->part == StatePart::kWeight;
+  } else if (what.what == HeadRows::kWeights) {
+    everywhere = !config_.master_weights || what.type == config_.weight_type;
+  }
+  for (int32_t rank = 0; !everywhere && rank < place_.ranks; ++rank) {
+    const Rows rows = LocalRows(rank, {what.first_row, what.rows});
+    const kernels::SteppedRows stepped(SlicesOf(rank), replica_.replica);
+    if (stepped.HasAll({rows.first, rows.count})) continue;
+    return absl::InternalError(absl::StrCat("rows ", what.first_row, " to ", what.first_row + what.rows,
+                                            " are not all stepped at this replica"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace lossd::engine

@@ -13,6 +13,7 @@
 #include "server/engine/device/sharded/applied_batches.h"
 #include "server/engine/device/sharded/held_batches.h"
 #include "server/engine/device/sharded/idle_probe.h"
+#include "server/engine/device/sharded/replica_rendezvous.h"
 #include "server/engine/device/sharded/row_places.h"
 
 namespace lossd::engine {
@@ -125,6 +126,22 @@ class ShardedHead : public HeadBackend {
   absl::StatusOr<GradientTallies> ApplyStep(const Gradient* gradient,
                                             const StepArguments& arguments) override;
 
+  std::vector<kernels::RowSpan> SliceRows(const kernels::SliceLayout& /*slices*/,
+                                          int32_t slice) const override {
+    return shard_->SliceRows(slice);
+  }
+  absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas) override;
+  absl::StatusOr<GradientTallies> TallySum(double scale, const ReplicaCommunicators& replicas) override;
+  absl::Status StepSlices(const StepArguments& arguments) override;
+  absl::Status GatherSlices(const ReplicaCommunicators& replicas) override;
+  absl::Status ReadSum(int64_t first_row, int64_t rows, float* out) override {
+    return Read({.what = HeadRows::kSum, .first_row = first_row, .rows = rows}, nullptr, out);
+  }
+  absl::Status ReadBiasSum(int64_t first_row, int64_t rows, float* out) override {
+    return Read({.what = HeadRows::kBiasSum, .first_row = first_row, .rows = rows}, nullptr, out);
+  }
+  absl::Status WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) override;
+
   std::vector<StateTensor> StateTensors() const override { return StateTensorsOf(shard_->config()); }
   absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) override;
   absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
@@ -188,6 +205,7 @@ absl::Status ShardedHead::PublishWeights(WeightBuffers staged) {
 }
 
 absl::Status ShardedHead::Read(ReadRowsCommand what, const Gradient* gradient, void* out) {
+  if (absl::Status has = shard_->CheckHas(what); !has.ok()) return has;
   what.head = number_;
   what.gradient = NumberOf(gradient);
   const RankWatch::Executing own = Tell(what);
@@ -261,9 +279,35 @@ absl::StatusOr<GradientTallies> ShardedHead::ApplyStep(const Gradient* gradient,
   return shard_->Merge(shard_->local().ApplyStep(LocalOf(gradient), arguments));
 }
 
+absl::Status ShardedHead::SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas) {
+  const RankWatch::Executing own = Tell(SumSlicesCommand{number_, NumberOf(gradient), replicas.connection});
+  absl::Status summed;
+  absl::Status group = shard_->SumSlices(LocalOf(gradient), &replicas, &summed);
+  return group.ok() ? summed : group;
+}
+
+absl::StatusOr<GradientTallies> ShardedHead::TallySum(double scale, const ReplicaCommunicators& replicas) {
+  const RankWatch::Executing own = Tell(TallySumCommand{number_, scale, replicas.connection});
+  absl::StatusOr<GradientTallies> tallied;
+  absl::Status group = shard_->TallySum(scale, &replicas, &tallied);
+  return group.ok() ? tallied : group;
+}
+
+absl::Status ShardedHead::StepSlices(const StepArguments& arguments) {
+  const absl::StatusOr<kernels::OptimizerCoefficients> can = CoefficientsFor(shard_->config(), arguments);
+  if (!can.ok()) return can.status();
+  const RankWatch::Executing own = Tell(StepSlicesCommand{number_, arguments});
+  return shard_->local().StepSlices(arguments);
+}
+
+absl::Status ShardedHead::GatherSlices(const ReplicaCommunicators& replicas) {
+  const RankWatch::Executing own = Tell(GatherSlicesCommand{number_, replicas.connection});
+  absl::Status gathered;
+  absl::Status group = shard_->GatherSlices(&replicas, &gathered);
+  return group.ok() ? gathered : group;
+}
+
 absl::Status ShardedHead::ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) {
-  const absl::StatusOr<StateEntry> entry = FindState(shard_->config(), tensor);
-  if (!entry.ok()) return entry.status();
   return Read({.what = HeadRows::kState, .tensor = tensor, .first_row = first_row, .rows = rows}, nullptr,
               out);
 }
@@ -272,6 +316,12 @@ absl::Status ShardedHead::WriteState(const std::string& tensor, int64_t first_ro
                                      const void* in) {
   const absl::StatusOr<StateEntry> entry = FindState(shard_->config(), tensor);
   if (!entry.ok()) return entry.status();
+  // Rows of a master may be anywhere: HeadBackend::WriteState.
+  if (entry->part != StatePart::kMaster) {
+    const absl::Status has =
+        shard_->CheckHas({.what = HeadRows::kState, .tensor = tensor, .first_row = first_row, .rows = rows});
+    if (!has.ok()) return has;
+  }
   const WriteRowsCommand what{
       .head = number_, .what = HeadRows::kState, .tensor = tensor, .first_row = first_row, .rows = rows};
   const RankWatch::Executing own = Tell(what);
@@ -290,6 +340,39 @@ absl::Status ShardedHead::WriteGradient(Gradient* gradient, int64_t first_row, i
   return shard_->WriteRows(what, LocalOf(gradient), dw, bias);
 }
 
+absl::Status ShardedHead::WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) {
+  const absl::Status has = shard_->CheckHas({.what = HeadRows::kSum, .first_row = first_row, .rows = rows});
+  if (!has.ok()) return has;
+  const WriteRowsCommand what{.head = number_,
+                              .what = HeadRows::kSum,
+                              .with_bias = bias != nullptr,
+                              .first_row = first_row,
+                              .rows = rows};
+  const RankWatch::Executing own = Tell(what);
+  return shard_->WriteRows(what, nullptr, dw, bias);
+}
+
+// One connection of every rank's; the leader's own part is here.
+class ShardedConnection final : public ReplicaConnection {
+ public:
+  ShardedConnection(uint64_t number, std::shared_ptr<ReplicaConnection> local,
+                    std::shared_ptr<RankChannel> channel)
+      : local_(std::move(local)), communicators_(local_->communicators()), channel_(std::move(channel)) {
+    communicators_.connection = number;
+  }
+
+  const ReplicaCommunicators& communicators() const override { return communicators_; }
+  void Abort() override {
+    channel_->Send(AbortReplicasCommand{communicators_.connection});
+    local_->Abort();
+  }
+
+ private:
+  const std::shared_ptr<ReplicaConnection> local_;
+  ReplicaCommunicators communicators_;
+  const std::shared_ptr<RankChannel> channel_;
+};
+
 class ShardedDevice : public Device {
  public:
   ShardedDevice(std::unique_ptr<Device> local, const RankPlace& place, std::shared_ptr<RankChannel> channel)
@@ -306,8 +389,18 @@ class ShardedDevice : public Device {
   int64_t AvailableMemory() const override {
     return AvailableMemoryOf(*local_, place_.host_ranks == 0 ? place_.ranks : place_.host_ranks);
   }
-  absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override;
-  absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override;
+  absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
+    return PlanShard(config, HeadShard::Whole(config.vocab_size));
+  }
+  absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
+    return CreateShard(config, HeadShard::Whole(config.vocab_size));
+  }
+  // Of a whole head, which may be one of replicas.
+  absl::StatusOr<MemoryPlan> PlanShard(const HeadConfig& config, const HeadShard& shard) const override;
+  absl::StatusOr<std::unique_ptr<HeadBackend>> CreateShard(const HeadConfig& config,
+                                                           const HeadShard& shard) override;
+  absl::StatusOr<std::shared_ptr<ReplicaConnection>> ConnectReplicas(
+      const ReplicaNetwork& network, kernels::collectives::Rendezvous& rendezvous) override;
   MemoryPlan PlanGradient(const HeadConfig& config) const override {
     return local_->PlanGradient(ShardConfigOf(config, place_));
   }
@@ -353,21 +446,27 @@ class ShardedDevice : public Device {
   const RankPlace place_;
   const std::shared_ptr<RankChannel> channel_;
   std::atomic<uint64_t> last_number_ = 0;  // of a head or a gradient
+  uint64_t last_connection_ = 0;           // of ConnectReplicas's one caller
   UnderWay under_way_;
   std::optional<IdleProbe> probe_;  // it uses the above
 };
 
-absl::StatusOr<MemoryPlan> ShardedDevice::PlanMemory(const HeadConfig& config) const {
+absl::StatusOr<MemoryPlan> ShardedDevice::PlanShard(const HeadConfig& config, const HeadShard& shard) const {
+  if (!shard.whole()) return NoShards();
   if (absl::Status status = CheckRanks(config, place_.ranks); !status.ok()) return status;
-  return ShardHead::Plan(*local_, config, place_);
+  return ShardHead::Plan(*local_, config, place_, {shard.replica, shard.replicas});
 }
 
-absl::StatusOr<std::unique_ptr<HeadBackend>> ShardedDevice::CreateHead(const HeadConfig& config) {
+absl::StatusOr<std::unique_ptr<HeadBackend>> ShardedDevice::CreateShard(const HeadConfig& config,
+                                                                        const HeadShard& whole) {
+  if (!whole.whole()) return NoShards();
   if (absl::Status status = CheckRanks(config, place_.ranks); !status.ok()) return status;
+  const ReplicaPlace replica{whole.replica, whole.replicas};
   const uint64_t number = ++last_number_;
-  absl::Status status = channel_->Ask(CreateHeadCommand{number, config});
+  absl::Status status = channel_->Ask(CreateHeadCommand{number, config, replica});
   if (status.ok()) {
-    absl::StatusOr<std::unique_ptr<ShardHead>> shard = ShardHead::Create(local_.get(), config, place_);
+    absl::StatusOr<std::unique_ptr<ShardHead>> shard =
+        ShardHead::Create(local_.get(), config, place_, replica);
     if (shard.ok()) {
       return std::make_unique<ShardedHead>(number, *std::move(shard), channel_.get(), place_.watch,
                                            &under_way_);
@@ -388,6 +487,21 @@ absl::StatusOr<std::unique_ptr<Gradient>> ShardedDevice::CreateGradient(const He
   }
   channel_->Send(DeleteGradientCommand{number});
   return status;
+}
+
+absl::StatusOr<std::shared_ptr<ReplicaConnection>> ShardedDevice::ConnectReplicas(
+    const ReplicaNetwork& network, kernels::collectives::Rendezvous& rendezvous) {
+  if (place_.rendezvous == nullptr) {
+    return absl::FailedPreconditionError("the ranks of this group cannot reach those of other replicas");
+  }
+  const uint64_t number = ++last_connection_;
+  channel_->Send(ConnectReplicasCommand{number, network});
+  ReplicaRendezvous rounds(place_, &rendezvous);
+  absl::StatusOr<std::shared_ptr<ReplicaConnection>> local = local_->ConnectReplicas(network, rounds);
+  absl::Status connected = rounds.Finish(local.status());
+  if (connected.ok()) return std::make_shared<ShardedConnection>(number, *std::move(local), channel_);
+  channel_->Send(AbortReplicasCommand{number});
+  return connected;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/chunk/chunk_options.h"
 #include "server/engine/common/errors.h"
+#include "server/engine/device/sharded/replica_rendezvous.h"
 #include "server/engine/device/sharded/row_places.h"
 #include "server/engine/device/staging.h"
 #include "server/engine/memory/process_memory.h"
@@ -114,12 +115,13 @@ absl::Status ShardedRank::Do(const CreateHeadCommand& command) {
   if (absl::Status status = Check(command.config, place_.ranks); !status.ok()) return status;
   HeadConfig config = command.config;
   config.double_buffer = false;  // the second gradient comes by a command of its own, which reserves it
-  absl::StatusOr<MemoryPlan> plan = ShardHead::Plan(*device_, config, place_);
+  absl::StatusOr<MemoryPlan> plan = ShardHead::Plan(*device_, config, place_, command.replica);
   if (!plan.ok()) return plan.status();
   if (config.class_weights != nullptr) plan->push_back({"class_weights", config.class_weight_bytes()});
   auto memory = budget_->Reserve(config.name, absl::StrCat("head ", config.name), *std::move(plan));
   if (!memory.ok()) return memory.status();
-  absl::StatusOr<std::unique_ptr<ShardHead>> head = ShardHead::Create(device_.get(), command.config, place_);
+  absl::StatusOr<std::unique_ptr<ShardHead>> head =
+      ShardHead::Create(device_.get(), command.config, place_, command.replica);
   if (!head.ok()) return head.status();
   const MutexLock lock(mutex_);
   heads_[command.head] = {*std::move(memory), *std::move(head)};
@@ -194,6 +196,91 @@ absl::Status ShardedRank::Do(const ApplyStepCommand& command) {
   return With(command.head, command.gradient, [&](ShardHead& head, Gradient* gradient) {
     return head.Merge(head.local().ApplyStep(gradient, command.arguments)).status();
   });
+}
+
+namespace {
+
+// A replica that was lost is the leader's business; this rank goes on.
+absl::Status UnlessLost(absl::Status group, const absl::Status& outcome) {
+  if (group.ok() && !absl::IsUnavailable(outcome)) return outcome;
+  return group;
+}
+
+const ReplicaCommunicators* CommunicatorsOrNull(const std::shared_ptr<ReplicaConnection>& connection) {
+  return connection == nullptr ? nullptr : &connection->communicators();
+}
+
+}  // namespace
+
+absl::Status ShardedRank::Do(const SumSlicesCommand& command) {
+  const std::shared_ptr<ReplicaConnection> by = FindConnection(command.connection);
+  return With(command.head, command.gradient, [&](ShardHead& head, Gradient* gradient) {
+    absl::Status summed;
+    return UnlessLost(head.SumSlices(gradient, CommunicatorsOrNull(by), &summed), summed);
+  });
+}
+
+absl::Status ShardedRank::Do(const TallySumCommand& command) {
+  const std::shared_ptr<ReplicaConnection> by = FindConnection(command.connection);
+  return With(command.head, 0, [&](ShardHead& head, Gradient* /*gradient*/) {
+    absl::StatusOr<GradientTallies> tallied;
+    absl::Status group = head.TallySum(command.scale, CommunicatorsOrNull(by), &tallied);
+    return UnlessLost(std::move(group), tallied.status());
+  });
+}
+
+absl::Status ShardedRank::Do(const StepSlicesCommand& command) {
+  return With(command.head, 0, [&](ShardHead& head, Gradient* /*gradient*/) {
+    return head.local().StepSlices(command.arguments);
+  });
+}
+
+absl::Status ShardedRank::Do(const GatherSlicesCommand& command) {
+  const std::shared_ptr<ReplicaConnection> by = FindConnection(command.connection);
+  return With(command.head, 0, [&](ShardHead& head, Gradient* /*gradient*/) {
+    absl::Status gathered;
+    return UnlessLost(head.GatherSlices(CommunicatorsOrNull(by), &gathered), gathered);
+  });
+}
+
+absl::Status ShardedRank::Do(const ConnectReplicasCommand& command) {
+  if (place_.rendezvous == nullptr)
+    return absl::InternalError("this rank cannot reach those of other replicas");
+  ReplicaRendezvous rounds(place_, nullptr);
+  absl::StatusOr<std::shared_ptr<ReplicaConnection>> own = device_->ConnectReplicas(command.network, rounds);
+  // Before the leader knows, who may name it then.
+  if (own.ok()) TakeConnection(command.connection, *own);
+  rounds.Finish(own.status()).IgnoreError();  // it is the leader's
+  return absl::OkStatus();
+}
+
+// It may come while the connection is being made.
+absl::Status ShardedRank::Do(const AbortReplicasCommand& command) {
+  std::shared_ptr<ReplicaConnection> aborted;
+  {
+    const MutexLock lock(mutex_);
+    last_aborted_ = std::max(last_aborted_, command.connection);
+    if (connection_number_ <= last_aborted_) aborted = connection_;
+  }
+  if (aborted != nullptr) aborted->Abort();
+  return absl::OkStatus();
+}
+
+std::shared_ptr<ReplicaConnection> ShardedRank::FindConnection(uint64_t number) const {
+  const MutexLock lock(mutex_);
+  return number == connection_number_ ? connection_ : nullptr;
+}
+
+void ShardedRank::TakeConnection(uint64_t number, std::shared_ptr<ReplicaConnection> connection) {
+  std::shared_ptr<ReplicaConnection> before = connection;  // goes without the lock
+  bool aborted = false;
+  {
+    const MutexLock lock(mutex_);
+    connection_number_ = number;
+    connection_.swap(before);
+    aborted = number <= last_aborted_;
+  }
+  if (aborted) connection->Abort();
 }
 
 absl::Status ShardedRank::Do(const LogitsCommand& command) {

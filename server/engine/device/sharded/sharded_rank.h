@@ -77,6 +77,12 @@ class ShardedRank : public RankExecutor {
   absl::Status Do(const FoldCommand& command);
   absl::Status Do(const SummarizeCommand& command);
   absl::Status Do(const ApplyStepCommand& command);
+  absl::Status Do(const SumSlicesCommand& command);
+  absl::Status Do(const TallySumCommand& command);
+  absl::Status Do(const StepSlicesCommand& command);
+  absl::Status Do(const GatherSlicesCommand& command);
+  absl::Status Do(const ConnectReplicasCommand& command);
+  absl::Status Do(const AbortReplicasCommand& command);
   absl::Status Do(const LogitsCommand& command);
   absl::Status Do(const PrepareTeacherCommand& command);
   absl::Status Do(const StartBatchCommand& command);
@@ -96,6 +102,11 @@ class ShardedRank : public RankExecutor {
   absl::StatusOr<ShardHead*> Find(uint64_t head) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Null for number 0, the head's own.
   absl::StatusOr<Gradient*> FindGradient(uint64_t number) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Null if it is none that this rank has; what is found may be aborted at any time.
+  std::shared_ptr<ReplicaConnection> FindConnection(uint64_t number) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // In place of the one before, which nothing uses any more.
+  void TakeConnection(uint64_t number, std::shared_ptr<ReplicaConnection> connection)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Does `work` with both, if they are here.
   using HeadWork = absl::FunctionRef<absl::Status(ShardHead& head, Gradient* gradient)>;
   absl::Status With(uint64_t head, uint64_t gradient, HeadWork work);
@@ -107,6 +118,10 @@ class ShardedRank : public RankExecutor {
   mutable Mutex mutex_;
   std::map<uint64_t, GradientEntry> gradients_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, HeadEntry> heads_ ABSL_GUARDED_BY(mutex_);
+  // With the ranks of this number in the groups of other replicas.
+  uint64_t connection_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<ReplicaConnection> connection_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_aborted_ ABSL_GUARDED_BY(mutex_) = 0;
   const std::shared_ptr<RankPayloads> payloads_ = std::make_shared<RankPayloads>();
   std::function<void(AnsweredChunk)> tell_answered_ = [](const AnsweredChunk& /*chunk*/) {};
   std::deque<Batch> under_way_;  // batches, in their order
