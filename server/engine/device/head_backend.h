@@ -276,7 +276,7 @@ class Device : public RegionSource {
   // weights, which are those of the whole vocabulary. StartBatch and Logits are then called at every rank, in
   // the same order and with the same arguments, but for what only the answering rank has: hidden states, and
   // memory for results. FAILED_PRECONDITION from a device that cannot be part of a group:
-  // SpreadsHeads().
+  // SpreadsHeads(). A whole head that is one of replicas (HeadShard) is created so, too, also by a group.
   virtual bool SpreadsHeads() const { return false; }
   // Before the first shard: all ranks call it at the same time, and it waits for them. `communicator` moves
   // memory of the device, and outlives it. FAILED_PRECONDITION if these devices cannot be one group.

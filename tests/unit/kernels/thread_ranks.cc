@@ -72,23 +72,29 @@ void Append(const std::vector<T>& more, std::vector<T>& all) {
 
 }  // namespace
 
-void RunOnThreads(int32_t ranks, const RankBody& body) {
+void MeetOnThreads(int32_t ranks, const MeetingBody& body) {
   MeetingPlace place(ranks);
   std::vector<std::thread> threads;
   for (int32_t rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&place, &body, rank, ranks] {
+    threads.emplace_back([&place, &body, rank] {
 #ifdef _OPENMP
       omp_set_num_threads(2);  // ranks share the cores
 #endif
       ThreadRendezvous rendezvous(place, rank);
-      std::unique_ptr<collectives::Communicator> communicator;
-      const collectives::Result connected = ConnectGloo(
-          {.rank = rank, .size = ranks, .timeout = std::chrono::seconds(100)}, rendezvous, &communicator);
-      ASSERT_TRUE(connected.ok()) << connected.message();
-      body(rank, communicator);
+      body(rank, rendezvous);
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+void RunOnThreads(int32_t ranks, const RankBody& body) {
+  MeetOnThreads(ranks, [&](int32_t rank, collectives::Rendezvous& rendezvous) {
+    std::unique_ptr<collectives::Communicator> communicator;
+    const collectives::Result connected = ConnectGloo(
+        {.rank = rank, .size = ranks, .timeout = std::chrono::seconds(100)}, rendezvous, &communicator);
+    ASSERT_TRUE(connected.ok()) << connected.message();
+    body(rank, communicator);
+  });
 }
 
 std::vector<std::unique_ptr<collectives::Communicator>> ConnectRanks(int32_t ranks) {

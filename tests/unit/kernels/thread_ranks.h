@@ -8,10 +8,15 @@
 #include <vector>
 
 #include "kernels/collectives/communicator.h"
+#include "kernels/collectives/rendezvous.h"
 #include "kernels/shard.h"
 #include "tests/unit/kernels/problem.h"
 
 namespace lossd::kernels::testing {
+
+// Runs body on `ranks` threads, which meet by a rendezvous; returns when all have.
+using MeetingBody = std::function<void(int32_t rank, collectives::Rendezvous& rendezvous)>;
+void MeetOnThreads(int32_t ranks, const MeetingBody& body);
 
 // Runs body on `ranks` threads, each with a communicator of its own, which body may end; returns when all
 // have.

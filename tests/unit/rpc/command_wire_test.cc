@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <limits>
 #include <memory>
 #include <string>
@@ -42,9 +43,11 @@ engine::HeadConfig EveryOptionSet() {
 }
 
 TEST(CommandWireTest, AHeadArrivesWithEveryOption) {
-  const auto read = SentAndRead(engine::CreateHeadCommand{7, EveryOptionSet()});
+  const auto read = SentAndRead(engine::CreateHeadCommand{7, EveryOptionSet(), {2, 3}});
   EXPECT_EQ(read.head, 7u);
   EXPECT_EQ(read.config, EveryOptionSet());
+  EXPECT_THAT(read.replica, FieldsAre(2, 3));
+  EXPECT_FALSE(ParseCommand(SerializeCommand(engine::CreateHeadCommand{7, EveryOptionSet(), {3, 3}})).ok());
 
   engine::HeadConfig frozen{"teacher", 3, 1, kernels::DataType::kBFloat16};
   frozen.weight_gradients = engine::WeightGradients::kFrozen;
@@ -53,8 +56,9 @@ TEST(CommandWireTest, AHeadArrivesWithEveryOption) {
 
 TEST(CommandWireTest, RowsArriveWithWhatTheyAre) {
   using engine::HeadRows;
-  for (const HeadRows what : {HeadRows::kWeights, HeadRows::kBias, HeadRows::kGradient,
-                              HeadRows::kBiasGradient, HeadRows::kState}) {
+  for (const HeadRows what :
+       {HeadRows::kWeights, HeadRows::kBias, HeadRows::kGradient, HeadRows::kBiasGradient, HeadRows::kState,
+        HeadRows::kSum, HeadRows::kBiasSum}) {
     const auto read = SentAndRead(
         engine::ReadRowsCommand{1, what, kernels::DataType::kBFloat16, 5, "exp_avg", 17, int64_t{1} << 40});
     EXPECT_THAT(read, FieldsAre(1u, what, kernels::DataType::kBFloat16, 5u, "exp_avg", 17, int64_t{1} << 40));
@@ -80,6 +84,25 @@ TEST(CommandWireTest, AStepArrivesWithEveryArgument) {
   EXPECT_EQ(read.arguments.gradient_scale, arguments.gradient_scale);
   EXPECT_EQ(read.arguments.optimizer, arguments.optimizer);
   EXPECT_EQ(read.arguments.step, arguments.step);
+}
+
+TEST(CommandWireTest, WhatReplicasDoTogetherArrives) {
+  EXPECT_THAT(SentAndRead(engine::SumSlicesCommand{1, 2, 3}), FieldsAre(1u, 2u, 3u));
+  EXPECT_THAT(SentAndRead(engine::TallySumCommand{1, 0.25, 3}), FieldsAre(1u, 0.25, 3u));
+  EXPECT_THAT(SentAndRead(engine::GatherSlicesCommand{1, 3}), FieldsAre(1u, 3u));
+  EXPECT_THAT(SentAndRead(engine::AbortReplicasCommand{3}), FieldsAre(3u));
+  const engine::StepArguments arguments{
+      .learning_rate = 0.5, .optimizer = {.kind = engine::OptimizerKind::kAdamW, .beta1 = 0.25}, .step = 9};
+  const auto stepped = SentAndRead(engine::StepSlicesCommand{1, arguments});
+  EXPECT_EQ(stepped.head, 1u);
+  EXPECT_EQ(stepped.arguments.learning_rate, 0.5);
+  EXPECT_EQ(stepped.arguments.optimizer, arguments.optimizer);
+  EXPECT_EQ(stepped.arguments.step, 9);
+  const auto connected = SentAndRead(engine::ConnectReplicasCommand{
+      4, {{1, 2}, "eth1", std::chrono::milliseconds(5), std::chrono::milliseconds(6)}});
+  EXPECT_EQ(connected.connection, 4u);
+  EXPECT_THAT(connected.network,
+              FieldsAre(FieldsAre(1, 2), "eth1", std::chrono::milliseconds(5), std::chrono::milliseconds(6)));
 }
 
 // What is 0 by default on the wire is not 0 by default in the engine.

@@ -301,6 +301,44 @@ TEST(GroupControl, OtherCommandsGoOnWhileARankTakesMemory) {
   whole.End();
 }
 
+TEST(GroupControl, WhatInterruptsIsExecutedWhileAnotherCommandWaitsForIt) {
+  GroupUnderTest group(2);
+  std::promise<void> interrupted;
+  FakeExecutor one([&interrupted](const engine::GroupCommand& command) {
+    if (testing::NumberOf(command) == 1) interrupted.get_future().wait();
+    if (engine::Interrupts(command)) interrupted.set_value();
+    return absl::OkStatus();
+  });
+  Whole whole(group, {&one});
+  const auto channel = whole.Channel();
+  channel->Send(Told(1));
+  channel->Send(Told(2));
+  AwaitExecuted(one, 1);
+  channel->Send(testing::Interrupting(3));
+  EXPECT_EQ(channel->Ask(Question(4)), absl::OkStatus());
+  EXPECT_THAT(one.executed(), ElementsAre(1, 3, 2, 4));
+  whole.End();
+}
+
+TEST(GroupControl, WhatIsExecutedBesideOthersNeedNotBeRepliedTo) {
+  GroupUnderTest group(2);
+  std::promise<void> open;
+  FakeExecutor one([&open](const engine::GroupCommand& command) {
+    if (testing::NumberOf(command) == 1) open.get_future().wait();
+    return absl::OkStatus();
+  });
+  Whole whole(group, {&one});
+  const auto channel = whole.Channel();
+  channel->Send(testing::Beside(1));
+  AwaitExecuted(one, 1);
+  EXPECT_EQ(channel->Ask(Question(2)), absl::OkStatus());
+  open.set_value();
+  EXPECT_EQ(channel->Ask(Taking(3)), absl::OkStatus());
+  EXPECT_THAT(one.executed(), ElementsAre(1, 2, 3));
+  whole.End();
+  EXPECT_EQ(group.loss().times(), 0);
+}
+
 TEST(GroupControl, MemoryIsTakenWhenAllCommandsBeforeAreDone) {
   GroupUnderTest group(2);
   std::atomic<bool> deleted = false;

@@ -20,7 +20,14 @@ engine::GroupCommand Large(uint64_t number, size_t bytes) {
   return engine::WriteRowsCommand{.head = number, .tensor = std::string(bytes, 'x')};
 }
 
+engine::GroupCommand Beside(uint64_t number) {
+  return engine::ConnectReplicasCommand{.connection = number, .network = {}};
+}
+engine::GroupCommand Interrupting(uint64_t number) { return engine::AbortReplicasCommand{number}; }
+
 uint64_t NumberOf(const engine::GroupCommand& command) {
+  if (const auto* beside = std::get_if<engine::ConnectReplicasCommand>(&command)) return beside->connection;
+  if (const auto* abort = std::get_if<engine::AbortReplicasCommand>(&command)) return abort->connection;
   if (const auto* question = std::get_if<engine::PrepareTeacherCommand>(&command)) return question->head;
   if (const auto* taking = std::get_if<engine::CreateHeadCommand>(&command)) return taking->head;
   if (const auto* large = std::get_if<engine::WriteRowsCommand>(&command)) return large->head;

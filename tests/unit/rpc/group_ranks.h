@@ -19,11 +19,14 @@
 
 namespace lossd::rpc::testing {
 
-// What commands are in these tests: two that are replied to, of which one takes memory, and two that are not.
+// What commands are in these tests: two that are replied to, of which one takes memory, and four that are
+// not: of these one is executed beside others, and one interrupts them.
 engine::GroupCommand Question(uint64_t number);
 engine::GroupCommand Taking(uint64_t number);
 engine::GroupCommand Told(uint64_t number);
 engine::GroupCommand Large(uint64_t number, size_t bytes);
+engine::GroupCommand Beside(uint64_t number);
+engine::GroupCommand Interrupting(uint64_t number);
 uint64_t NumberOf(const engine::GroupCommand& command);
 
 // Why a rank was lost, once somebody has said so.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <future>
 #include <random>
@@ -9,6 +10,8 @@
 
 #include "server/engine/common/random_id.h"
 #include "server/engine/device/cpu/cpu_backend.h"
+#include "server/engine/device/replica_connection.h"
+#include "tests/conformance/rank_threads.h"
 #include "tests/unit/kernels/thread_ranks.h"
 
 namespace lossd::engine::testing {
@@ -31,9 +34,8 @@ std::string BytesOf(const std::vector<float>& values) {
 // A replica that is reached by calls.
 class HeadPart : public ReplicaPart {
  public:
-  HeadPart(std::shared_ptr<Head> head, kernels::collectives::Communicator* communicator)
-      : head_(std::move(head)),
-        replicas_(std::make_shared<ReplicaCommunicators>(ReplicaCommunicators{communicator, communicator})) {}
+  HeadPart(std::shared_ptr<Head> head, std::shared_ptr<const ReplicaCommunicators> replicas)
+      : head_(std::move(head)), replicas_(std::move(replicas)) {}
 
   void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override {
     head_->SealPart(end, std::move(done));
@@ -58,10 +60,15 @@ class HeadPart : public ReplicaPart {
   const std::shared_ptr<const ReplicaCommunicators> replicas_;
 };
 
+std::unique_ptr<Device> DeviceOf(int32_t ranks) {
+  if (ranks == 1) return *CreateCpuDevice(kWorkspaceBytes);
+  return *CreateRankThreads({.ranks = ranks, .workspace_bytes = kWorkspaceBytes});
+}
+
 }  // namespace
 
-ReplicaServer::ReplicaServer(EngineOptions options)
-    : engine_(*Engine::Create(std::move(options), *CreateCpuDevice(kWorkspaceBytes))) {}
+ReplicaServer::ReplicaServer(EngineOptions options, int32_t ranks)
+    : engine_(*Engine::Create(std::move(options), DeviceOf(ranks))) {}
 
 void ReplicaServer::CreateHead(const HeadConfig& config) {
   const absl::StatusOr<std::shared_ptr<Head>> created = engine_->CreateHead(config);
@@ -141,18 +148,32 @@ HeadConfig ReplicaServers::AdamWHead() {
   return config;
 }
 
-ReplicaServers::ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together)
-    : replicas_(replicas), end_together_(std::move(end_together)) {
-  if (end_together_ == nullptr && replicas > 1) {
-    communicators_ = kernels::testing::ConnectRanks(replicas);
+ReplicaServers::ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together)
+    : replicas_(size.replicas), ranks_(size.ranks), end_together_(std::move(end_together)) {
+  const bool by_calls = end_together_ == nullptr && replicas_ > 1;
+  if (by_calls) {
     end_together_ = [this](std::shared_ptr<Head> head, WindowEnd end) {
       EndWindow(std::move(head), std::move(end), Others());
     };
   }
-  for (int32_t replica = 0; replica < replicas; ++replica) {
-    servers_.push_back(std::make_unique<ReplicaServer>(OptionsOf(replica)));
+  for (int32_t replica = 0; replica < replicas_; ++replica) {
+    servers_.push_back(std::make_unique<ReplicaServer>(OptionsOf(replica), ranks_));
     servers_.back()->CreateHead(config);
   }
+  if (by_calls) Connect();
+}
+
+void ReplicaServers::Connect() {
+  connected_.resize(servers_.size());
+  kernels::testing::MeetOnThreads(
+      replicas_, [this](int32_t replica, kernels::collectives::Rendezvous& rendezvous) {
+        const ReplicaNetwork network{.place = {replica, replicas_},
+                                     .timeout = std::chrono::seconds(100),
+                                     .connect_timeout = std::chrono::seconds(100)};
+        auto connection = at(replica).engine().device().ConnectReplicas(network, rendezvous);
+        ASSERT_TRUE(connection.ok()) << connection.status();
+        connected_[static_cast<size_t>(replica)] = CommunicatorsOf(*std::move(connection));
+      });
 }
 
 EngineOptions ReplicaServers::OptionsOf(int32_t replica) const {
@@ -165,17 +186,16 @@ EngineOptions ReplicaServers::OptionsOf(int32_t replica) const {
 void ReplicaServers::Replace(int32_t replica) {
   std::unique_ptr<ReplicaServer>& server = servers_[static_cast<size_t>(replica)];
   server.reset();
-  server = std::make_unique<ReplicaServer>(OptionsOf(replica));
+  server = std::make_unique<ReplicaServer>(OptionsOf(replica), ranks_);
 }
 
 EndingReplicas ReplicaServers::Others() {
   EndingReplicas replicas;
-  replicas.own = std::make_shared<ReplicaCommunicators>(
-      ReplicaCommunicators{communicators_[0].get(), communicators_[0].get()});
+  replicas.own = connected_[0];
   replicas.epoch = epoch_;
   replicas.on_broken = [](const absl::Status& why) { ADD_FAILURE() << why; };
   for (size_t i = 1; i < servers_.size(); ++i) {
-    replicas.others.push_back(std::make_shared<HeadPart>(servers_[i]->head(), communicators_[i].get()));
+    replicas.others.push_back(std::make_shared<HeadPart>(servers_[i]->head(), connected_[i]));
   }
   return replicas;
 }

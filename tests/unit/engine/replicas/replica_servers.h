@@ -1,5 +1,5 @@
-// Replicas of one head "h" in one process: engines on CPU devices of their own, which reach each other by
-// calls, and Gloo between their devices.
+// Replicas of one head "h" in one process: engines on CPU devices of their own, or on groups of ranks that
+// are threads, which reach each other by calls, and Gloo between their devices.
 #ifndef LOSSD_TESTS_UNIT_ENGINE_REPLICAS_REPLICA_SERVERS_H_
 #define LOSSD_TESTS_UNIT_ENGINE_REPLICAS_REPLICA_SERVERS_H_
 
@@ -10,22 +10,29 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "kernels/collectives/communicator.h"
 #include "server/engine/engine.h"
 #include "server/engine/replicas/window_ending.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::testing {
 
+// So many servers, each of so many ranks.
+struct SetSize {
+  int32_t replicas = 2;
+  int32_t ranks = 1;
+};
+inline void PrintTo(const SetSize& size, std::ostream* out) { *out << size.replicas << " x " << size.ranks; }
+
 // One server, and a client of it that has one session.
 class ReplicaServer {
  public:
   // Without a head.
-  explicit ReplicaServer(EngineOptions options);
+  ReplicaServer(EngineOptions options, int32_t ranks);
   void CreateHead(const HeadConfig& config);
 
   Engine& engine() { return *engine_; }
@@ -62,7 +69,9 @@ class ReplicaServers {
 
   // With one replica it is a server of its own, which works alone. `end_together`: what the coordinator does
   // when its head is to end a window; by default it ends it with the others of this process, by calls.
-  ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together = nullptr);
+  ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together = nullptr);
+  ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together = nullptr)
+      : ReplicaServers(SetSize{replicas}, config, std::move(end_together)) {}
   // In fp32.
   static HeadConfig AdamWHead();
 
@@ -87,14 +96,17 @@ class ReplicaServers {
 
  private:
   EngineOptions OptionsOf(int32_t replica) const;
+  void Connect();
   EndingReplicas Others();
 
   const int32_t replicas_;
+  const int32_t ranks_;
   EndTogether end_together_;
 
-  std::vector<std::unique_ptr<kernels::collectives::Communicator>> communicators_;
   std::shared_ptr<CoordinatedEpoch> epoch_ = std::make_shared<CoordinatedEpoch>();
   std::vector<std::unique_ptr<ReplicaServer>> servers_;
+  // By replica; none if something else ends windows.
+  std::vector<std::shared_ptr<const ReplicaCommunicators>> connected_;
 };
 
 }  // namespace lossd::engine::testing

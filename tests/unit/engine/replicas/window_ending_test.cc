@@ -20,13 +20,13 @@ using ::testing::Pointwise;
 
 StepRequest Rate(double learning_rate) { return {.learning_rate = learning_rate}; }
 
-class WindowEndingTest : public ::testing::TestWithParam<int32_t> {
+class WindowEndingTest : public ::testing::TestWithParam<SetSize> {
  protected:
-  int32_t replicas() const { return GetParam(); }
+  int32_t replicas() const { return GetParam().replicas; }
 };
 
 TEST_P(WindowEndingTest, AllHaveTheWeightsOfOneServerWithAllBatches) {
-  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
+  ReplicaServers servers(GetParam(), ReplicaServers::AdamWHead());
   ReplicaServers one(1, ReplicaServers::AdamWHead());
   for (uint64_t generation = 1; generation <= 3; ++generation) {
     uint64_t tokens = 0;
@@ -55,7 +55,7 @@ TEST_P(WindowEndingTest, AllHaveTheWeightsOfOneServerWithAllBatches) {
 }
 
 TEST_P(WindowEndingTest, MarksThatOneReplicaRefusesChangeNothingAnywhere) {
-  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
+  ReplicaServers servers(GetParam(), ReplicaServers::AdamWHead());
   for (int32_t replica = 0; replica < replicas(); ++replica) servers.at(replica).Compute(7, 3);
   const std::vector<SessionMarks> before = servers.Marks();
   const std::vector<float> weights = servers.at(0).Weights();
@@ -72,7 +72,7 @@ TEST_P(WindowEndingTest, MarksThatOneReplicaRefusesChangeNothingAnywhere) {
 }
 
 TEST_P(WindowEndingTest, AWindowWithoutATokenIsEndedAndNothingStepped) {
-  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
+  ReplicaServers servers(GetParam(), ReplicaServers::AdamWHead());
   const std::vector<float> weights = servers.at(0).Weights();
   const absl::StatusOr<StepResult> step = servers.Step(1, Rate(1e-2));
   ASSERT_TRUE(step.ok()) << step.status();
@@ -86,7 +86,7 @@ TEST_P(WindowEndingTest, AWindowWithoutATokenIsEndedAndNothingStepped) {
 }
 
 TEST_P(WindowEndingTest, OneReplicaMayHaveNothing) {
-  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
+  ReplicaServers servers(GetParam(), ReplicaServers::AdamWHead());
   ReplicaServers one(1, ReplicaServers::AdamWHead());
   servers.at(replicas() - 1).Compute(7, 5);
   one.at(0).Compute(7, 5);
@@ -98,7 +98,7 @@ TEST_P(WindowEndingTest, OneReplicaMayHaveNothing) {
 }
 
 TEST_P(WindowEndingTest, AStepThatIsAskedForAgainIsAnsweredAlike) {
-  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
+  ReplicaServers servers(GetParam(), ReplicaServers::AdamWHead());
   for (int32_t replica = 0; replica < replicas(); ++replica) servers.at(replica).Compute(7, 3);
   const std::vector<SessionMarks> marks = servers.Marks();
   const absl::StatusOr<StepResult> first = servers.Step(1, marks, Rate(1e-2));
@@ -111,7 +111,7 @@ TEST_P(WindowEndingTest, AStepThatIsAskedForAgainIsAnsweredAlike) {
 }
 
 TEST_P(WindowEndingTest, ANonFiniteGradientOfOneReplicaIsSkippedByAll) {
-  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
+  ReplicaServers servers(GetParam(), ReplicaServers::AdamWHead());
   for (int32_t replica = 0; replica < replicas(); ++replica) servers.at(replica).Compute(7, 3);
   const std::vector<float> weights = servers.at(0).Weights();
   StepRequest request = Rate(1e-2);
@@ -126,7 +126,29 @@ TEST_P(WindowEndingTest, ANonFiniteGradientOfOneReplicaIsSkippedByAll) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Replicas, WindowEndingTest, ::testing::Values(2, 3));
+INSTANTIATE_TEST_SUITE_P(Replicas, WindowEndingTest,
+                         ::testing::Values(SetSize{2}, SetSize{3}, SetSize{2, 2}, SetSize{3, 2}));
+
+// Chunks of such heads have the same bits on any number of ranks, and sums are made in the order of replicas.
+TEST(GroupsTest, ReplicasOfTwoRanksHaveTheBitsOfThoseOfOne) {
+  HeadConfig config = ReplicaServers::AdamWHead();
+  config.fixed_segments = true;
+  for (const int32_t replicas : {2, 3}) {
+    ReplicaServers groups(SetSize{replicas, 2}, config);
+    ReplicaServers alone(SetSize{replicas}, config);
+    for (uint64_t generation = 1; generation <= 3; ++generation) {
+      for (ReplicaServers* const servers : {&groups, &alone}) {
+        for (int32_t replica = 0; replica < replicas; ++replica) {
+          servers->at(replica).Compute(100 * generation + static_cast<uint64_t>(replica), 5, generation);
+        }
+        ASSERT_TRUE(servers->Step(generation, Rate(1e-2)).ok());
+      }
+      for (int32_t replica = 0; replica < replicas; ++replica) {
+        EXPECT_EQ(groups.at(replica).Weights(), alone.at(replica).Weights()) << "at replica " << replica;
+      }
+    }
+  }
+}
 
 TEST(PartTest, SumsThatWereDroppedAreNotSteppedBy) {
   ReplicaServers servers(2, ReplicaServers::AdamWHead(), [](const auto&, const auto&) {});

@@ -26,6 +26,7 @@ using engine::HeadConfig;
 using engine::StepRequest;
 using engine::StepResult;
 using engine::testing::ReplicaServers;
+using engine::testing::SetSize;
 using lossd::testing::FaultProxy;
 using ::testing::FloatNear;
 using ::testing::HasSubstr;
@@ -34,20 +35,21 @@ using ::testing::Pointwise;
 // Engines, each with a place in the set. All but the coordinator reach it by way of a proxy.
 class SetUnderTest {
  public:
-  explicit SetUnderTest(int32_t replicas, const HeadConfig& config = ReplicaServers::AdamWHead(),
+  explicit SetUnderTest(int32_t replicas) : SetUnderTest(SetSize{replicas}) {}
+  explicit SetUnderTest(const SetSize& size, const HeadConfig& config = ReplicaServers::AdamWHead(),
                         FaultProxy::Plan plan = {}, std::optional<EndingPhase> cut_in = {})
-      : replicas_(replicas),
+      : replicas_(size.replicas),
         port_(FreePort()),
         // Those that are cut while they connect wait for several times as long.
         replica_timeout_(absl::Seconds(plan == nullptr ? 5 : 1)),
-        servers_(replicas, config,
+        servers_(size, config,
                  [this](std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
                    sets_.at(0)->EndTogether(std::move(head), std::move(end));
                  }),
         proxy_(
             "127.0.0.1:" + std::to_string(port_), std::move(plan),
             {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}) {
-    for (int32_t replica = 0; replica < replicas; ++replica) Create(replica);
+    for (int32_t replica = 0; replica < replicas_; ++replica) Create(replica);
     started_ = true;
   }
   // Sets leave before their engines end.
@@ -122,15 +124,16 @@ class SetUnderTest {
 
 constexpr StepRequest kStep = {.learning_rate = 1e-2};
 
-class ReplicaSetTest : public ::testing::TestWithParam<int32_t> {};
+class ReplicaSetTest : public ::testing::TestWithParam<SetSize> {};
 
 // When connections are cut: in this phase of some replica's, or at any time.
 struct Cuts {
-  int32_t replicas;
+  SetSize size;
   std::optional<EndingPhase> in;
 };
 void PrintTo(const Cuts& cuts, std::ostream* out) {
-  *out << cuts.replicas << " replicas, ";
+  PrintTo(cuts.size, out);
+  *out << ", ";
   if (cuts.in.has_value()) {
     *out << "in phase " << static_cast<int>(*cuts.in);
   } else {
@@ -139,7 +142,7 @@ void PrintTo(const Cuts& cuts, std::ostream* out) {
 }
 class CutReplicaSetTest : public ::testing::TestWithParam<Cuts> {
  protected:
-  int32_t replicas() const { return GetParam().replicas; }
+  int32_t replicas() const { return GetParam().size.replicas; }
 };
 
 // One batch at each replica, and all of them at `one`.
@@ -156,14 +159,14 @@ TEST_P(ReplicaSetTest, ThoseThatHaveMetStepTogether) {
   ReplicaServers one(1, ReplicaServers::AdamWHead());
   set.MeetAll();
   for (uint64_t generation = 1; generation <= 3; ++generation) {
-    ComputeEverywhere(GetParam(), generation, set.servers(), one);
+    ComputeEverywhere(GetParam().replicas, generation, set.servers(), one);
     const absl::StatusOr<StepResult> together = set.servers().Step(generation, kStep);
     ASSERT_TRUE(together.ok()) << together.status();
     ASSERT_TRUE(one.Step(generation, kStep).ok());
     EXPECT_EQ(together->generation, generation + 1);
     const std::vector<float> weights = set.servers().at(0).Weights();
     EXPECT_THAT(weights, Pointwise(FloatNear(1e-5F), one.at(0).Weights()));
-    for (int32_t replica = 1; replica < GetParam(); ++replica) {
+    for (int32_t replica = 1; replica < GetParam().replicas; ++replica) {
       EXPECT_EQ(set.servers().at(replica).Weights(), weights) << "at replica " << replica;
     }
   }
@@ -177,7 +180,7 @@ TEST_P(CutReplicaSetTest, EveryBatchCountsOnce) {
     const int64_t least = GetParam().in.has_value() || replicas() == 2 ? 300 : 4000;
     return lossd::testing::CutAfter(std::uniform_int_distribution<int64_t>(least, 20000)(random));
   };
-  SetUnderTest set(replicas(), ReplicaServers::AdamWHead(), cut_somewhere, GetParam().in);
+  SetUnderTest set(GetParam().size, ReplicaServers::AdamWHead(), cut_somewhere, GetParam().in);
   ReplicaServers one(1, ReplicaServers::AdamWHead());
   for (int32_t replica = 0; replica < replicas(); ++replica) set.Meet(replica);
   uint64_t generation = 1;
@@ -198,20 +201,24 @@ TEST_P(CutReplicaSetTest, EveryBatchCountsOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Replicas, ReplicaSetTest, ::testing::Values(2, 3));
+INSTANTIATE_TEST_SUITE_P(Replicas, ReplicaSetTest,
+                         ::testing::Values(SetSize{2}, SetSize{3}, SetSize{2, 2}, SetSize{3, 2}));
 INSTANTIATE_TEST_SUITE_P(Replicas, CutReplicaSetTest,
-                         ::testing::Values(Cuts{2, {}}, Cuts{2, EndingPhase::kSealed},
-                                           Cuts{2, EndingPhase::kSummed}, Cuts{2, EndingPhase::kStepping},
-                                           Cuts{3, {}}, Cuts{3, EndingPhase::kSealed},
-                                           Cuts{3, EndingPhase::kSummed}, Cuts{3, EndingPhase::kStepping}));
+                         ::testing::Values(Cuts{{2}, {}}, Cuts{{2}, EndingPhase::kSealed},
+                                           Cuts{{2}, EndingPhase::kSummed}, Cuts{{2}, EndingPhase::kStepping},
+                                           Cuts{{3}, {}}, Cuts{{3}, EndingPhase::kSealed},
+                                           Cuts{{3}, EndingPhase::kSummed}, Cuts{{3}, EndingPhase::kStepping},
+                                           Cuts{{2, 2}, {}}, Cuts{{2, 2}, EndingPhase::kSealed},
+                                           Cuts{{2, 2}, EndingPhase::kSummed}, Cuts{{3, 2}, {}}));
 
 struct Kills {
-  int32_t replicas;
+  SetSize size;
   uint32_t seed;
   bool cut = false;  // connections as well, in particular while one is being filled
 };
 void PrintTo(const Kills& kills, std::ostream* out) {
-  *out << kills.replicas << " replicas, seed " << kills.seed << (kills.cut ? ", and cuts" : "");
+  PrintTo(kills.size, out);
+  *out << ", seed " << kills.seed << (kills.cut ? ", and cuts" : "");
 }
 FaultProxy::Plan PlanOf(const Kills& kills) {
   if (!kills.cut) return {};
@@ -223,7 +230,7 @@ FaultProxy::Plan PlanOf(const Kills& kills) {
 // A trainer, and clients that send their batches again where a server has lost them.
 class KilledReplicaTest : public ::testing::TestWithParam<Kills> {
  protected:
-  int32_t replicas() const { return GetParam().replicas; }
+  int32_t replicas() const { return GetParam().size.replicas; }
 
   // Every replica that is at this window has its batch in it.
   void SendAll(uint64_t generation) {
@@ -273,7 +280,7 @@ class KilledReplicaTest : public ::testing::TestWithParam<Kills> {
   }
 
   std::mt19937 random_{GetParam().seed};
-  SetUnderTest set_{GetParam().replicas, ReplicaServers::AdamWHead(), PlanOf(GetParam())};
+  SetUnderTest set_{GetParam().size, ReplicaServers::AdamWHead(), PlanOf(GetParam())};
 };
 
 TEST_P(KilledReplicaTest, OneThatComesBackWithNothingIsFilledByTheOthers) {
@@ -295,8 +302,9 @@ TEST_P(KilledReplicaTest, OneThatComesBackWithNothingIsFilledByTheOthers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Replicas, KilledReplicaTest,
-                         ::testing::Values(Kills{2, 1}, Kills{2, 2}, Kills{3, 1}, Kills{3, 2},
-                                           Kills{2, 3, true}, Kills{2, 4, true}));
+                         ::testing::Values(Kills{{2}, 1}, Kills{{2}, 2}, Kills{{3}, 1}, Kills{{3}, 2},
+                                           Kills{{2}, 3, true}, Kills{{2}, 4, true}, Kills{{2, 2}, 1},
+                                           Kills{{3, 2}, 2}, Kills{{2, 2}, 3, true}));
 
 TEST(ReplicaSet, AWindowIsNotEndedWithoutAllReplicasAndStaysOpen) {
   SetUnderTest set(2);
