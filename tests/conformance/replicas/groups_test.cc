@@ -330,7 +330,9 @@ TEST_P(GroupsTest, WhatOneRankAloneCannotSumNoneOfItsGroupHasSummed) {
   groups.Together([](int32_t replica, Groups::One& one) {
     const absl::Status summed = one.backend().SumSlices(nullptr, one.others());
     EXPECT_EQ(summed.code(), absl::StatusCode::kUnavailable) << summed;
-    if (replica == 0) EXPECT_THAT(std::string(summed.message()), HasSubstr("rank 1: "));
+    if (replica == 0) {
+      EXPECT_THAT(std::string(summed.message()), HasSubstr("rank 1: "));
+    }
   });
   groups.Connect();
   groups.Step(1, 5);
