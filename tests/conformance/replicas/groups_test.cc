@@ -242,6 +242,12 @@ TEST_P(GroupsTest, StepsHaveTheBitsOfOneDeviceThatHasTheSum) {
   }
 }
 
+// Also where others step them, which have the master alone.
+TEST_P(GroupsTest, WeightsThatArePublishedAreThereBeforeAnyStep) {
+  Groups groups(GetParam());
+  groups.ExpectSame();
+}
+
 TEST_P(GroupsTest, SlicesAreAllRowsOnce) {
   Groups groups(GetParam());
   std::vector<int> times(kVocab);
