@@ -38,6 +38,10 @@ TEST(ShardedRank, KnowsOnlyWhatItWasToldToCreate) {
       FoldCommand{.head = 2},
       SummarizeCommand{.head = 2},
       ApplyStepCommand{2, 0, {}},
+      SumSlicesCommand{.head = 2},
+      TallySumCommand{.head = 2},
+      StepSlicesCommand{2, {}},
+      GatherSlicesCommand{.head = 2},
       LogitsCommand{.head = 2, .rows = 1},
       PrepareTeacherCommand{.head = 2},
       PrepareTeacherCommand{.head = 1, .teacher = 2},
@@ -55,6 +59,7 @@ TEST(ShardedRank, KnowsOnlyWhatItWasToldToCreate) {
       FoldCommand{1, 3, 0},
       SummarizeCommand{1, 3},
       ApplyStepCommand{1, 3, {}},
+      SumSlicesCommand{.head = 1, .gradient = 3},
       StartBatchCommand{.head = 1, .teacher = 0, .gradient = 3, .kind = {}, .chunks = {}},
   };
   for (const GroupCommand& command : unknown_gradients) {
@@ -62,6 +67,13 @@ TEST(ShardedRank, KnowsOnlyWhatItWasToldToCreate) {
   }
   EXPECT_EQ(rank->Execute(DeleteHeadCommand{2}), absl::OkStatus()) << "it may have been refused here";
   EXPECT_EQ(rank->Execute(DeleteGradientCommand{3}), absl::OkStatus());
+}
+
+TEST(ShardedRank, ThatNobodyCanReachIsNotConnectedWithOtherReplicas) {
+  const std::unique_ptr<ShardedRank> rank = Rank();
+  EXPECT_EQ(rank->Execute(AbortReplicasCommand{1}), absl::OkStatus()) << "it may have failed before";
+  const absl::Status refused = rank->Execute(ConnectReplicasCommand{1, {.place = {0, 2}}});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInternal) << refused;
 }
 
 TEST(ShardedRank, HoldsNoBatchWithoutItsPayloads) {
