@@ -92,6 +92,13 @@ Result Communicator::AllToAllV(const void* send, std::span<const int64_t> send_b
 
 Result Communicator::ReduceScatterV(std::span<const float* const> parts, std::span<const int64_t> counts,
                                     float* sum, void* scratch, void* stream) {
+  LOSSD_COLLECTIVE_TRY(ScatterV(parts, counts, scratch, stream));
+  const auto self = static_cast<size_t>(rank_);
+  return AddScattered(parts[self], counts[self], scratch, sum, stream);
+}
+
+Result Communicator::ScatterV(std::span<const float* const> parts, std::span<const int64_t> counts,
+                              void* scratch, void* stream) {
   constexpr Operation kOperation = Operation::kReduceScatterV;
   LOSSD_COLLECTIVE_TRY(Begin(kOperation, stream));
   LOSSD_COLLECTIVE_TRY(CheckCounts(kOperation, counts));
@@ -111,12 +118,18 @@ Result Communicator::ReduceScatterV(std::span<const float* const> parts, std::sp
     transfers.push_back({parts[peer], counts[peer] * kFloatBytes, Offset(scratch, receive_place), own_bytes});
     receive_place += own_bytes;
   }
-  LOSSD_COLLECTIVE_TRY(CarryAll(kOperation, transfers, stream));
-  const RankOrderSum ordered{.own = parts[self],
+  return CarryAll(kOperation, transfers, stream);
+}
+
+Result Communicator::AddScattered(const float* part, int64_t count, const void* scratch, float* sum,
+                                  void* stream) {
+  constexpr Operation kOperation = Operation::kReduceScatterV;
+  LOSSD_COLLECTIVE_TRY(Begin(kOperation, stream));
+  const RankOrderSum ordered{.own = part,
                              .received = static_cast<const float*>(scratch),
                              .rank = rank_,
                              .ranks = size_,
-                             .count = counts[self],
+                             .count = count,
                              .sum = sum};
   return Ended(kOperation, Sum(ordered, stream));
 }

@@ -74,6 +74,12 @@ class Communicator {
   // `scratch` is ReduceScatterScratchBytes() of memory that `sum` could also lie in, aligned to 16 bytes.
   Result ReduceScatterV(std::span<const float* const> parts, std::span<const int64_t> counts, float* sum,
                         void* scratch, void* stream);
+  // Its two halves, for who has one sum made while the parts of another come: what is given, and what is
+  // added up of that. Each is ordered in its own stream; whatever lies between them is the caller's.
+  Result ScatterV(std::span<const float* const> parts, std::span<const int64_t> counts, void* scratch,
+                  void* stream);
+  // `part` is parts[rank()], of `count` floats. No other rank takes part.
+  Result AddScattered(const float* part, int64_t count, const void* scratch, float* sum, void* stream);
   // The bytes of `scratch`: 4 (size() - 1) counts[rank()].
   int64_t ReduceScatterScratchBytes(std::span<const int64_t> counts) const;
 

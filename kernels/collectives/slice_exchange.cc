@@ -15,6 +15,13 @@ int64_t BytesOf(int64_t floats) { return floats * static_cast<int64_t>(sizeof(fl
 
 Result SliceExchange::Sum(const float* gradient, int32_t piece, int32_t pieces, const Sums& sums,
                           void* scratch, void* stream) {
+  LOSSD_COLLECTIVE_TRY(Give(gradient, piece, pieces, scratch, stream));
+  LOSSD_COLLECTIVE_TRY(Add(gradient, piece, pieces, sums, scratch, stream));
+  return SendOn(piece, pieces, sums, stream);
+}
+
+Result SliceExchange::Give(const float* gradient, int32_t piece, int32_t pieces, void* scratch,
+                           void* stream) {
   std::vector<const float*> parts;
   std::vector<int64_t> counts;
   for (int32_t slice = 0; slice < layout_.replicas(); ++slice) {
@@ -22,17 +29,29 @@ Result SliceExchange::Sum(const float* gradient, int32_t piece, int32_t pieces, 
     parts.push_back(gradient + rows.first * columns_);
     counts.push_back(rows.count * columns_);
   }
-  float* const own = sums.own + PlaceInSlice(self(), piece, pieces);
-  LOSSD_COLLECTIVE_TRY(replicas_.ReduceScatterV(parts, counts, own, scratch, stream));
+  return replicas_.ScatterV(parts, counts, scratch, stream);
+}
+
+Result SliceExchange::Add(const float* gradient, int32_t piece, int32_t pieces, const Sums& sums,
+                          const void* scratch, void* stream) {
+  const RowSpan rows = layout_.Piece(self(), piece, pieces);
+  return replicas_.AddScattered(gradient + rows.first * columns_, rows.count * columns_, scratch,
+                                sums.own + PlaceInSlice(self(), piece, pieces), stream);
+}
+
+Result SliceExchange::SendOn(int32_t piece, int32_t pieces, const Sums& sums, void* stream) {
   if (!layout_.HasMirrors()) return {};
   const int32_t mirrored = layout_.MirroredBy(self());
+  const auto bytes = [&](int32_t slice) {
+    return BytesOf(layout_.Piece(slice, piece, pieces).count * columns_);
+  };
   std::vector<Transfer> onward(static_cast<size_t>(layout_.replicas()));
   Transfer& to_mirror = onward[static_cast<size_t>(layout_.MirrorOf(self()))];
-  to_mirror.send = own;
-  to_mirror.send_bytes = BytesOf(counts[static_cast<size_t>(self())]);
+  to_mirror.send = sums.own + PlaceInSlice(self(), piece, pieces);
+  to_mirror.send_bytes = bytes(self());
   Transfer& from_owner = onward[static_cast<size_t>(mirrored)];  // the same of two replicas
   from_owner.receive = sums.mirrored + PlaceInSlice(mirrored, piece, pieces);
-  from_owner.receive_bytes = BytesOf(counts[static_cast<size_t>(mirrored)]);
+  from_owner.receive_bytes = bytes(mirrored);
   return replicas_.Exchange(onward, stream);
 }
 

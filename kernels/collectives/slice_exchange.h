@@ -36,6 +36,14 @@ class SliceExchange {
   // aligned to 16 bytes.
   Result Sum(const float* gradient, int32_t piece, int32_t pieces, const Sums& sums, void* scratch,
              void* stream);
+  // What it consists of, for who has the device add one piece while the wires carry another: every replica
+  // gives the others their parts of the piece, which come into `scratch`; adds up what has come; and sends
+  // the sum on to its mirror. Each is ordered in its own stream alone, and Give and SendOn are those that
+  // meet the others, in one order everywhere.
+  Result Give(const float* gradient, int32_t piece, int32_t pieces, void* scratch, void* stream);
+  Result Add(const float* gradient, int32_t piece, int32_t pieces, const Sums& sums, const void* scratch,
+             void* stream);
+  Result SendOn(int32_t piece, int32_t pieces, const Sums& sums, void* stream);
   static int64_t ScratchBytes(const SliceLayout& layout, int32_t replica, int64_t columns, int32_t pieces);
 
   // Every row of `weights`, [layout.rows(), columns] of `entry_bytes` each, becomes what its slice's owner

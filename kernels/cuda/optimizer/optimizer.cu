@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstdint>
+#include <initializer_list>
 
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/cuda/rows/row_kernels.cuh"
@@ -41,14 +43,28 @@ Walk WalkOver(const PaddedRows& shape) {
 unsigned BlocksOf(const Walk& walk) { return Blocks(walk.passes, walk.per_block); }
 
 // kDense: whole passes, of which every element counts, and the gradient is dW alone. kPlaced: rows end, or
-// smoothing wants to know where an element is.
-enum class Layout { kDense, kPlaced };
+// smoothing wants to know where an element is. kSingle: the same, where four elements may not be read at
+// once. An element is the same thread's in all of them, so sums have the same bits.
+enum class Layout { kDense, kPlaced, kSingle };
+constexpr Layout kLayouts[] = {Layout::kDense, Layout::kPlaced, Layout::kSingle};
+
+bool AllAligned(std::initializer_list<const void*> pointers) {
+  return std::all_of(pointers.begin(), pointers.end(), [](const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % sizeof(float4) == 0;
+  });
+}
 
 Layout LayoutOf(const PaddedRows& shape, const GradientRows& gradient) {
+  if (!AllAligned({gradient.values})) return Layout::kSingle;
   const bool smoothed = gradient.values != nullptr &&
                         (gradient.uniform_smoothing != nullptr || gradient.weighted_smoothing != nullptr);
   const bool dense = shape.columns == shape.stride && shape.rows * shape.stride % kPass == 0;
   return dense && !smoothed ? Layout::kDense : Layout::kPlaced;
+}
+
+Layout LayoutOf(const StepTensor& tensor) {
+  const bool aligned = AllAligned({tensor.weight, tensor.master, tensor.first_moment, tensor.second_moment});
+  return aligned ? LayoutOf(tensor.shape, tensor.gradient) : Layout::kSingle;
 }
 
 // Four neighbouring elements: their place, and how many of them count.
@@ -65,7 +81,7 @@ class Walker {
  public:
   __device__ Walker(const PaddedRows& shape, const Walk& walk)
       : shape_(shape), walk_(walk), index_(blockIdx.x * walk.per_block * kPass + threadIdx.x * kQuad) {
-    if constexpr (kLayout == Layout::kPlaced) {
+    if constexpr (kLayout != Layout::kDense) {
       row_ = index_ / shape.stride;
       column_ = index_ - row_ * shape.stride;
     }
@@ -80,7 +96,7 @@ class Walker {
   // The quad here; then moves on.
   __device__ Quad Next() {
     Quad quad{index_, row_, column_, kQuad};
-    if constexpr (kLayout == Layout::kPlaced) {
+    if constexpr (kLayout != Layout::kDense) {
       const int64_t left = row_ < shape_.rows ? shape_.columns - column_ : 0;
       quad.valid = left >= kQuad ? kQuad : left > 0 ? static_cast<int>(left) : 0;
       row_ += walk_.rows_on;
@@ -142,17 +158,17 @@ __device__ void StoreWhole(const float (&from)[kQuad], T* to) {
 // Elements that do not count are 0.
 template <Layout kLayout, class T>
 __device__ void Load(const T* from, const Quad& quad, float (&to)[kQuad]) {
-  if (quad.valid == kQuad) return LoadWhole(from + quad.index, to);
+  if (kLayout != Layout::kSingle && quad.valid == kQuad) return LoadWhole(from + quad.index, to);
 #pragma unroll
   for (int i = 0; i < kQuad; ++i) {
     to[i] = 0.0f;
-    if (kLayout == Layout::kPlaced && i < quad.valid) to[i] = Widen(from[quad.index + i]);
+    if (kLayout != Layout::kDense && i < quad.valid) to[i] = Widen(from[quad.index + i]);
   }
 }
 template <Layout kLayout, class T>
 __device__ void Store(const float (&from)[kQuad], const Quad& quad, T* to) {
-  if (quad.valid == kQuad) return StoreWhole(from, to + quad.index);
-  if constexpr (kLayout == Layout::kPlaced) {
+  if (kLayout != Layout::kSingle && quad.valid == kQuad) return StoreWhole(from, to + quad.index);
+  if constexpr (kLayout != Layout::kDense) {
 #pragma unroll
     for (int i = 0; i < kQuad; ++i) {
       if (i < quad.valid) to[quad.index + i] = static_cast<T>(from[i]);
@@ -168,7 +184,7 @@ __device__ void LoadGradient(const GradientRows& rows, const Quad& quad, float (
     return;
   }
   Load<kLayout>(rows.values, quad, to);
-  if constexpr (kLayout == Layout::kPlaced) {
+  if constexpr (kLayout != Layout::kDense) {
     if (rows.uniform_smoothing != nullptr) {
 #pragma unroll
       for (int i = 0; i < kQuad; ++i) {
@@ -294,6 +310,21 @@ __global__ void __launch_bounds__(kThreads) TallyKernel(const PaddedRows shape, 
   tally.Write(partials);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    GatherGradientKernel(const PaddedRows shape, const GradientRows gradient, const Walk walk, float* to) {
+  Walker<Layout::kPlaced> walker(shape, walk);
+  const int64_t passes = walker.Passes();
+  for (int64_t pass = 0; pass < passes; ++pass) {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const Quad quad = walker.Next();
+      float g[kQuad];
+      LoadGradient<Layout::kPlaced>(gradient, quad, g);
+      Store<Layout::kPlaced>(g, quad, to);
+    }
+  }
+}
+
 // One block. Each thread's partial sums, and then the threads', in order.
 __global__ void FinishTallyKernel(const Partial* partials, int32_t count, GradientTally* tally,
                                   float* largest_weight) {
@@ -364,17 +395,35 @@ StepFunction* StepFor(int moments) {
   return &StepKernel<T, 2, kMaster, kLayout>;
 }
 
+template <class T, Master kMaster>
+StepFunction* StepFor(int moments, Layout layout) {
+  if constexpr (sizeof(T) == 4) {  // of a bias
+    if (layout == Layout::kSingle) return StepFor<T, kMaster, Layout::kSingle>(moments);
+  }
+  return layout == Layout::kDense ? StepFor<T, kMaster, Layout::kDense>(moments)
+                                  : StepFor<T, kMaster, Layout::kPlaced>(moments);
+}
+
 template <class T>
 StepFunction* StepFor(int moments, Master master, Layout layout) {
-  const bool dense = layout == Layout::kDense;
   if constexpr (sizeof(T) == 2) {
-    if (master == Master::kKept) {
-      return dense ? StepFor<T, Master::kKept, Layout::kDense>(moments)
-                   : StepFor<T, Master::kKept, Layout::kPlaced>(moments);
-    }
+    if (master == Master::kKept) return StepFor<T, Master::kKept>(moments, layout);
   }
-  return dense ? StepFor<T, Master::kNone, Layout::kDense>(moments)
-               : StepFor<T, Master::kNone, Layout::kPlaced>(moments);
+  return StepFor<T, Master::kNone>(moments, layout);
+}
+
+using TallyFunction = void(PaddedRows, GradientRows, float, Walk, Partial*);
+
+TallyFunction* TallyFor(Layout layout) {
+  switch (layout) {
+    case Layout::kDense:
+      return &TallyKernel<Layout::kDense>;
+    case Layout::kPlaced:
+      return &TallyKernel<Layout::kPlaced>;
+    case Layout::kSingle:
+      break;
+  }
+  return &TallyKernel<Layout::kSingle>;
 }
 
 Result FinishTally(const Partial* partials, unsigned count, GradientTally* tally, float* largest_weight,
@@ -390,7 +439,7 @@ int64_t TallyScratchBytes() { return kMostBlocks * static_cast<int64_t>(sizeof(P
 Result ApplyOptimizer(const StepTensor& tensor, const OptimizerCoefficients& coefficients, void* scratch,
                       GradientTally* tally, cudaStream_t stream) {
   const Walk walk = WalkOver(tensor.shape);
-  const Layout layout = LayoutOf(tensor.shape, tensor.gradient);
+  const Layout layout = LayoutOf(tensor);
   const Master master = tensor.master == nullptr ? Master::kNone : Master::kKept;
   auto* const partials = static_cast<Partial*>(scratch);
   WithType(tensor.weight_type, [&](auto element) {
@@ -405,11 +454,16 @@ Result TallyGradient(const PaddedRows& shape, const GradientRows& gradient, floa
                      GradientTally* tally, cudaStream_t stream) {
   const Walk walk = WalkOver(shape);
   auto* const partials = static_cast<Partial*>(scratch);
-  const bool dense = LayoutOf(shape, gradient) == Layout::kDense;
-  const auto kernel = dense ? &TallyKernel<Layout::kDense> : &TallyKernel<Layout::kPlaced>;
+  TallyFunction* const kernel = TallyFor(LayoutOf(shape, gradient));
   kernel<<<BlocksOf(walk), kThreads, 0, stream>>>(shape, gradient, scale, walk, partials);
   LOSSD_CUDA_PASS_ON(Result(cudaGetLastError(), "TallyGradient"));
   return FinishTally(partials, BlocksOf(walk), tally, nullptr, stream);
+}
+
+Result GatherGradient(const PaddedRows& shape, const GradientRows& gradient, float* to, cudaStream_t stream) {
+  const Walk walk = WalkOver(shape);
+  GatherGradientKernel<<<BlocksOf(walk), kThreads, 0, stream>>>(shape, gradient, walk, to);
+  return {cudaGetLastError(), "GatherGradient"};
 }
 
 Result AddGradient(const float* from, int64_t count, WeightGradient store, float* to, cudaStream_t stream) {
@@ -431,7 +485,7 @@ Result LoadOptimizerKernels(DataType weight_type) {
   KernelLoader loader;
   const auto add_steps = [&loader](auto element, Master master) {
     for (int moments = 0; moments <= 2; ++moments) {
-      for (const Layout layout : {Layout::kDense, Layout::kPlaced}) {
+      for (const Layout layout : kLayouts) {
         loader.Add(StepFor<decltype(element)>(moments, master, layout));
       }
     }
@@ -442,8 +496,8 @@ Result LoadOptimizerKernels(DataType weight_type) {
     loader.Add(&NarrowKernel<decltype(element)>);
   });
   add_steps(float(), Master::kNone);  // of the bias
-  loader.Add(&TallyKernel<Layout::kDense>);
-  loader.Add(&TallyKernel<Layout::kPlaced>);
+  for (const Layout layout : kLayouts) loader.Add(TallyFor(layout));
+  loader.Add(&GatherGradientKernel);
   loader.Add(&FinishTallyKernel);
   loader.Add(&AddGradientKernel);
   return loader.result();

@@ -1,8 +1,9 @@
 // The step of kernels/optimizer.h on a CUDA device, in one pass over memory, and what else is done to whole
 // gradients.
 //
-// All pointers are device memory, aligned to 16 bytes. Functions enqueue on `stream` and return at once; an
-// error is the launch's. Sums are in an order that follows from the sizes alone.
+// All pointers are device memory, aligned to 16 bytes; those to the one row of a bias, which is fp32, may
+// begin at any element where TallyGradient and ApplyOptimizer take them. Functions enqueue on `stream` and
+// return at once; an error is the launch's. Sums are in an order that follows from the sizes alone.
 #ifndef LOSSD_KERNELS_CUDA_OPTIMIZER_OPTIMIZER_H_
 #define LOSSD_KERNELS_CUDA_OPTIMIZER_OPTIMIZER_H_
 
@@ -52,6 +53,10 @@ Result ApplyOptimizer(const StepTensor& tensor, const OptimizerCoefficients& coe
 // The tally alone, in one reading of the gradient.
 Result TallyGradient(const PaddedRows& shape, const GradientRows& gradient, float scale, void* scratch,
                      GradientTally* tally, cudaStream_t stream);
+
+// What `gradient` says, with what label smoothing takes of it, in one matrix; `to` may be gradient.values,
+// which is not null. Padding stays as it is.
+Result GatherGradient(const PaddedRows& shape, const GradientRows& gradient, float* to, cudaStream_t stream);
 
 // to = 0 + from, or to + from.
 Result AddGradient(const float* from, int64_t count, WeightGradient store, float* to, cudaStream_t stream);

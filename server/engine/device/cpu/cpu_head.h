@@ -143,7 +143,6 @@ class CpuBackend : public HeadBackend {
   // What of it is for rows on their way.
   static int64_t ScratchBytes(const HeadConfig& config, const HeadShard& shard);
   absl::Status CheckSummed() const;
-  absl::Status CheckReplicas(const ReplicaCommunicators& replicas) const;
   // What these rows add up to, which are in the gradient from `place` on.
   GradientTallies Tally(const CpuGradient& gradient, const kernels::RowSpan& of, int64_t place,
                         float scale) const;

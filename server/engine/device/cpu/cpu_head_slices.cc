@@ -1,11 +1,11 @@
 // What the replicas of a head on the CPU do together when a window ends.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/collectives/slice_exchange.h"
 #include "kernels/rounding.h"
 #include "server/engine/device/cpu/cpu_head.h"
 #include "server/engine/device/rank_status.h"
+#include "server/engine/device/slice_checks.h"
 #include "server/engine/device/slice_tallies.h"
 
 namespace lossd::engine {
@@ -53,25 +53,13 @@ int64_t CpuBackend::SumBytes(const HeadConfig& config, const HeadShard& shard) {
   return stepped.gradient_bytes() + stepped.bias_gradient_bytes() + ScratchBytes(config, shard);
 }
 
-absl::Status CpuBackend::CheckReplicas(const ReplicaCommunicators& replicas) const {
-  if (over_replicas() && replicas.device->size() == shard_.replicas &&
-      replicas.device->rank() == shard_.replica) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(absl::StrCat("replica ", shard_.replica, " of ", shard_.replicas,
-                                          " is asked to meet others as ", replicas.device->rank(), " of ",
-                                          replicas.device->size()));
-}
-
 absl::Status CpuBackend::CheckSummed() const {
   // Who steps nothing is not given anything either.
-  return sum_.empty && stepped_.count() > 0
-             ? absl::InternalError("the gradients of the replicas are not added up")
-             : absl::OkStatus();
+  return sum_.empty && stepped_.count() > 0 ? NotSummed() : absl::OkStatus();
 }
 
 absl::Status CpuBackend::SumSlices(Gradient* of, const ReplicaCommunicators& replicas) {
-  if (absl::Status checked = CheckReplicas(replicas); !checked.ok()) return checked;
+  if (absl::Status checked = CheckReplicas(shard_, replicas); !checked.ok()) return checked;
   CpuGradient& gradient = Find(of);
   if (gradient.empty) {
     std::fill_n(Floats(gradient.dw), config_.elements(), 0.0f);
@@ -94,7 +82,7 @@ absl::Status CpuBackend::SumSlices(Gradient* of, const ReplicaCommunicators& rep
 }
 
 absl::StatusOr<GradientTallies> CpuBackend::TallySum(double scale, const ReplicaCommunicators& replicas) {
-  if (absl::Status checked = CheckReplicas(replicas); !checked.ok()) return checked;
+  if (absl::Status checked = CheckReplicas(shard_, replicas); !checked.ok()) return checked;
   if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
   const auto factor = static_cast<float>(scale);
   const RowSpan& own_rows = stepped_.own();
@@ -117,7 +105,7 @@ absl::Status CpuBackend::StepSlices(const StepArguments& arguments) {
 }
 
 absl::Status CpuBackend::GatherSlices(const ReplicaCommunicators& replicas) {
-  if (absl::Status checked = CheckReplicas(replicas); !checked.ok()) return checked;
+  if (absl::Status checked = CheckReplicas(shard_, replicas); !checked.ok()) return checked;
   const SliceLayout layout = shard_.slices();
   const auto gather = [&](HostBuffer& values, int64_t columns, int64_t entry_bytes) {
     SliceExchange exchange(layout, columns, replicas.device);

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/engine/device/cpu/cpu_head.h"
+#include "server/engine/device/slice_checks.h"
 
 namespace lossd::engine {
 
@@ -22,13 +22,6 @@ absl::Status Take(int64_t bytes, HostBuffer* buffer) {
   if (!taken.ok()) return taken.status();
   *buffer = *std::move(taken);
   return absl::OkStatus();
-}
-
-absl::Status NotStepped(const RowSpan& rows, const SteppedRows& stepped) {
-  return absl::InternalError(absl::StrCat("rows ", rows.first, " to ", rows.end(),
-                                          " are not all stepped at this replica, which has ",
-                                          stepped.own().first, " to ", stepped.own().end(), " and ",
-                                          stepped.mirrored().first, " to ", stepped.mirrored().end()));
 }
 
 }  // namespace
@@ -130,7 +123,7 @@ absl::Status CpuBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataTyp
     return absl::OkStatus();
   }
   const RowSpan span{first_row, rows};
-  if (!stepped_.HasAll(span)) return NotStepped(span, stepped_);
+  if (absl::Status checked = CheckStepped(span, stepped_); !checked.ok()) return checked;
   for (const SteppedRows::Part& part : stepped_.PartsOf(span)) {
     kernels::Convert(
         DataType::kFloat32, Floats(master_) + part.place * config_.hidden_size, type,
@@ -266,7 +259,7 @@ OptimizerTensor CpuBackend::BiasOf(const float* db, const RowSpan& rows) {
 }
 
 absl::StatusOr<GradientTallies> CpuBackend::ApplyStep(const Gradient* of, const StepArguments& arguments) {
-  if (over_replicas()) return absl::InternalError("a head over replicas is stepped by slices");
+  if (over_replicas()) return SteppedBySlices();
   const absl::StatusOr<kernels::OptimizerCoefficients> coefficients = CoefficientsFor(config_, arguments);
   if (!coefficients.ok()) return coefficients.status();
   if (absl::Status taken = TakeWeights(); !taken.ok()) return taken;
@@ -298,7 +291,7 @@ absl::Status CpuBackend::TakeWeights() {
 
 absl::Status CpuBackend::ReadStepped(const HostBuffer& from, int64_t row_bytes, const RowSpan& rows,
                                      void* out) const {
-  if (!stepped_.HasAll(rows)) return NotStepped(rows, stepped_);
+  if (absl::Status checked = CheckStepped(rows, stepped_); !checked.ok()) return checked;
   for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
     if (part.rows.count == 0) continue;
     std::memcpy(static_cast<std::byte*>(out) + (part.rows.first - rows.first) * row_bytes,
@@ -309,7 +302,7 @@ absl::Status CpuBackend::ReadStepped(const HostBuffer& from, int64_t row_bytes, 
 
 absl::Status CpuBackend::WriteStepped(const void* in, int64_t row_bytes, const RowSpan& rows,
                                       HostBuffer* to) {
-  if (!stepped_.HasAll(rows)) return NotStepped(rows, stepped_);
+  if (absl::Status checked = CheckStepped(rows, stepped_); !checked.ok()) return checked;
   CopyStepped(in, row_bytes, rows, to);
   return absl::OkStatus();
 }

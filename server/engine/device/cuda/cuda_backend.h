@@ -18,6 +18,7 @@
 #include "kernels/cuda/sharded_step.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/device/cuda/cuda_pipeline.h"
+#include "server/engine/device/cuda/slice_pipeline.h"
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/head_shard.h"
 #include "server/engine/device/optimizer_state.h"
@@ -26,6 +27,8 @@ namespace lossd::engine {
 
 // The tally of dW and that of db.
 using CudaTallies = std::array<kernels::GradientTally, 2>;
+// The kernels sum over all rows at once: all of it is in the first segment.
+GradientTallies WholeOf(const CudaTallies& tallies);
 // What making them takes of the device, with room for them.
 int64_t TallyBytes();
 
@@ -86,6 +89,13 @@ class CudaBackend : public HeadBackend {
   absl::StatusOr<GradientTallies> Summarize(const Gradient* gradient, double scale) override;
   absl::StatusOr<GradientTallies> ApplyStep(const Gradient* gradient,
                                             const StepArguments& arguments) override;
+  absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas) override;
+  absl::StatusOr<GradientTallies> TallySum(double scale, const ReplicaCommunicators& replicas) override;
+  absl::Status StepSlices(const StepArguments& arguments) override;
+  absl::Status GatherSlices(const ReplicaCommunicators& replicas) override;
+  absl::Status ReadSum(int64_t first_row, int64_t rows, float* out) override;
+  absl::Status ReadBiasSum(int64_t first_row, int64_t rows, float* out) override;
+  absl::Status WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) override;
   std::vector<StateTensor> StateTensors() const override { return StateTensorsOf(config_); }
   absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) override;
   absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
@@ -96,7 +106,7 @@ class CudaBackend : public HeadBackend {
   MemoryPlan MemoryReport() const override;
   // What a head takes, as MemoryReport says it: what is made of its class weights and of its bias is among
   // weights and gradient.
-  static MemoryPlan PlanMemory(const HeadConfig& config);
+  static MemoryPlan PlanMemory(const HeadConfig& config, const HeadShard& shard);
 
  private:
   // For which C there is what label smoothing needs: the same for all entries, or the head's class weights.
@@ -122,6 +132,7 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::Result AllocateBias();
   kernels::cuda::Result AllocateSmoothing();
   kernels::cuda::Result AllocateOptimizer();
+  kernels::cuda::Result AllocateSlices();
   CudaGradient& Find(Gradient* gradient) {
     return gradient == nullptr ? own_ : *static_cast<CudaGradient*>(gradient);
   }
@@ -133,38 +144,70 @@ class CudaBackend : public HeadBackend {
   }
   kernels::cuda::Result SubtractSmoothing(const CudaGradient& gradient, int64_t first_row, int64_t rows,
                                           float* out) const;
+  bool over_replicas() const { return shard_.replicas > 1; }
+  kernels::RowSpan AllRows() const { return {0, config_.vocab_size}; }
   int64_t WeightRowBytes() const;
   int64_t GradientRowBytes() const;
+  // How rows lie in the device's memory: a row's bytes, and those from one to the next.
+  struct RowBytes {
+    int64_t stride = 0;
+    int64_t row = 0;
+  };
+  RowBytes MatrixBytes(kernels::DataType type) const;
+  static constexpr RowBytes kBiasBytes = {sizeof(float), sizeof(float)};
+  char* WeightRow(int64_t row) const { return static_cast<char*>(weights_.data()) + row * WeightRowBytes(); }
+
   kernels::cuda::Result Publish(const WeightBuffers& staged);
-  // Everything that is made of master or weights and of the bias, once they have changed.
+  // Weights of all rows, and masters of those that are stepped here, of a whole master.
+  kernels::cuda::Result SplitMaster(const HostBuffer& master);
+  kernels::cuda::Result NarrowMaster();
+  // Everything that is made of weights and of the bias, once they have changed.
   kernels::cuda::Result DeriveFromWeights();
   // Makes what label smoothing takes of the weights, if batches of this kind do and it is of older ones.
   kernels::cuda::Result RefreshSums(const BatchKey& kind, const kernels::Shard& shard);
-  kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
-                                 int64_t first_row, int64_t rows, int64_t row_bytes, void* out) const;
-  kernels::cuda::Result ReadFloats(const kernels::cuda::DeviceBuffer& buffer, int64_t first, int64_t count,
-                                   float* out) const;
+  kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
+                                 const kernels::RowSpan& rows, void* out) const;
   // From the host, which must leave `in` alone until the computing stream has been waited for.
-  kernels::cuda::Result WriteRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
-                                  int64_t first_row, int64_t rows, int64_t row_bytes, const void* in) const;
-  kernels::cuda::Result WriteFloats(const kernels::cuda::DeviceBuffer& buffer, int64_t first, int64_t count,
-                                    const void* in) const;
+  kernels::cuda::Result WriteRows(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
+                                  const kernels::RowSpan& rows, const void* in) const;
+  // The same of what is kept only of rows that are stepped here; INTERNAL if one is not. What is written is
+  // waited for.
+  absl::Status ReadStepped(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
+                           const kernels::RowSpan& rows, void* out) const;
+  absl::Status WriteStepped(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
+                            const kernels::RowSpan& rows, const void* in) const;
   kernels::cuda::Result WriteGradientRows(const CudaGradient& gradient, int64_t first_row, int64_t rows,
                                           const float* dw) const;
   // Waits for the computing stream if `result` is ok.
   absl::Status Finished(kernels::cuda::Result result) const;
   const kernels::cuda::DeviceBuffer& BufferOf(const StateEntry& entry) const;
+  RowBytes BytesOf(const StateEntry& entry) const;
 
-  kernels::cuda::PaddedRows MatrixShape() const;
-  kernels::cuda::PaddedRows BiasShape() const;
-  kernels::cuda::GradientRows RowsOfMatrix(const CudaGradient& gradient) const;
-  static kernels::cuda::GradientRows RowsOfBias(const CudaGradient& gradient);
+  kernels::cuda::PaddedRows MatrixShape(int64_t rows) const;
+  static kernels::cuda::PaddedRows BiasShape(int64_t rows) { return {1, rows, rows}; }
+  // A gradient of some rows, as kernels take it.
+  struct GradientParts {
+    kernels::RowSpan rows;
+    kernels::cuda::GradientRows dw = {};
+    kernels::cuda::GradientRows db = {};
+  };
+  GradientParts PartsOf(const CudaGradient& gradient) const;
   kernels::cuda::Result AddTo(const CudaGradient& from, CudaGradient& to) const;
+  // Zeros where it is empty, and nothing of smoothing beside it, before others are given it.
+  kernels::cuda::Result Settle(CudaGradient& gradient) const;
   // Leaves tallies on the device.
-  kernels::cuda::Result Tally(const CudaGradient& gradient, float scale) const;
-  kernels::cuda::Result Step(const CudaGradient& gradient,
+  kernels::cuda::Result Tally(const GradientParts& gradient, float scale) const;
+  // Rows of one slice, or of all.
+  kernels::cuda::Result Step(const GradientParts& gradient,
                              const kernels::OptimizerCoefficients& coefficients);
   kernels::cuda::Result ReadTallies(CudaTallies* tallies) const;
+
+  absl::Status CheckSummed() const;
+  // The sum of this slice, which is one that is stepped here.
+  GradientParts SumOf(const kernels::RowSpan& slice) const;
+  absl::StatusOr<GradientTallies> TallySlice(const kernels::RowSpan& slice, float scale) const;
+  // A sum in this buffer of rows of so many entries.
+  SlicePipeline::Sums SumsIn(const kernels::cuda::DeviceBuffer& buffer, int64_t columns) const;
 
   kernels::cuda::Result Enqueue(const BatchKey& kind, const CudaSlot& slot);
   // Some of the rows, up to their way back.
@@ -195,11 +238,12 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::LinearCrossEntropy step_;
   std::vector<kernels::cuda::TeacherShape> prepared_;  // teachers
   kernels::cuda::DeviceBuffer weights_;
-  kernels::cuda::DeviceBuffer master_;  // fp32 [V, padded H]; empty without one
+  kernels::cuda::DeviceBuffer master_;  // fp32 [stepped rows, padded H]; empty without one
   kernels::cuda::DeviceBuffer bias_;    // empty without one, as is what is made of it
   kernels::cuda::DeviceBuffer bias_largest_;
   CudaGradient own_;
-  std::array<kernels::cuda::DeviceBuffer, 2> moments_;  // fp32 [V, padded H], those that the optimizer has
+  // fp32 [stepped rows, padded H], those that the optimizer has.
+  std::array<kernels::cuda::DeviceBuffer, 2> moments_;
   std::array<kernels::cuda::DeviceBuffer, 2> bias_moments_;
   kernels::cuda::DeviceBuffer weight_largest_;
   kernels::cuda::DeviceBuffer class_weights_;
@@ -209,6 +253,10 @@ class CudaBackend : public HeadBackend {
   std::array<kernels::cuda::DeviceBuffer, 2> vocabulary_sums_;
   std::array<kernels::cuda::DeviceBuffer, 2> bias_sums_;
   std::array<std::optional<kernels::Segments>, 2> sums_of_;  // none: of other weights than there are
+  // Masters and moments are of these rows, as are the sums of the replicas' gradients.
+  const kernels::SteppedRows stepped_;
+  CudaGradient sum_;  // [stepped rows, padded H], without smoothing; only over replicas
+  SlicePipeline slices_;
 };
 
 }  // namespace lossd::engine

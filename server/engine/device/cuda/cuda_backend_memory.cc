@@ -60,7 +60,8 @@ CudaBackend::CudaBackend(HeadConfig config, const HeadShard& shard, SharedCuda* 
       padded_hidden_(PaddedHidden(config_.hidden_size)),
       shape_{config_.vocab_size, config_.hidden_size, config_.weight_type},
       step_(shape_, path, LinearCrossEntropy::RowsWithin(shape_, path, device->workspace_bytes),
-            device->workspace.data(), device->library.get(), device->workspace_bytes) {}
+            device->workspace.data(), device->library.get(), device->workspace_bytes),
+      stepped_(shard_.stepped()) {}
 
 Result CudaBackend::Allocate() {
   LOSSD_CUDA_PASS_ON(CreateZeros(config_.vocab_size * WeightRowBytes(), &weights_));
@@ -68,6 +69,7 @@ Result CudaBackend::Allocate() {
   LOSSD_CUDA_PASS_ON(CreateZeros(sizeof(float), &weight_largest_));
   LOSSD_CUDA_PASS_ON(AllocateBias());
   LOSSD_CUDA_PASS_ON(AllocateOptimizer());
+  LOSSD_CUDA_PASS_ON(AllocateSlices());
   LOSSD_CUDA_PASS_ON(AllocateSmoothing());
   // The device's own streams do not wait for the one that this went to.
   LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
@@ -93,14 +95,25 @@ Result CudaBackend::AllocateBias() {
 }
 
 Result CudaBackend::AllocateOptimizer() {
-  const int64_t matrix = config_.vocab_size * GradientRowBytes();
+  const int64_t matrix = stepped_.count() * GradientRowBytes();
+  const int64_t bias = stepped_.count() * kFloat;
   if (config_.master_weights) LOSSD_CUDA_PASS_ON(CreateZeros(matrix, &master_));
   for (int i = 0; i < config_.optimizer.moments(); ++i) {
     const auto place = static_cast<size_t>(i);
     LOSSD_CUDA_PASS_ON(CreateZeros(matrix, &moments_[place]));
-    if (config_.bias) LOSSD_CUDA_PASS_ON(CreateZeros(config_.bias_bytes(), &bias_moments_[place]));
+    if (config_.bias) LOSSD_CUDA_PASS_ON(CreateZeros(bias, &bias_moments_[place]));
   }
   return {};
+}
+
+// Nothing of this is left for later: a replica that had no memory then would keep all of them waiting.
+Result CudaBackend::AllocateSlices() {
+  if (!over_replicas()) return {};
+  if (!frozen()) {
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(stepped_.count() * GradientRowBytes(), &sum_.dw));
+    if (config_.bias) LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(stepped_.count() * kFloat, &sum_.db));
+  }
+  return slices_.Create(SlicePipeline::ScratchBytes(shard_.slices(), shard_.replica, padded_hidden_));
 }
 
 Result CudaBackend::AllocateSmoothing() {
@@ -119,22 +132,29 @@ Result CudaBackend::AllocateSmoothing() {
   return {};
 }
 
-MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config) {
+MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config, const HeadShard& shard) {
   const int64_t padded = PaddedHidden(config.hidden_size);
+  const int64_t stepped_rows = shard.stepped().count();
+  const int64_t stepped = stepped_rows * padded * kFloat;
+  const int64_t stepped_bias = config.bias ? stepped_rows * kFloat : 0;
   const int64_t elements = config.vocab_size * padded;
   const bool weighted = config.class_weights != nullptr;
   const int64_t vectors = (weighted ? 2 : 1) * padded * kFloat * kernels::kFixedSegments;
   const int64_t shared =
       (weighted ? static_cast<int64_t>(config.class_weights->size()) * kFloat : 0) + config.bias_bytes();
   MemoryPlan plan = {{"weights", elements * SizeOf(config.weight_type) + shared + vectors, kDevice}};
-  if (config.master_weights) plan.push_back({"master_weights", elements * kFloat, kDevice});
+  if (config.master_weights) plan.push_back({"master_weights", stepped, kDevice});
   if (config.weight_gradients == WeightGradients::kAccumulated) {
     const int64_t gradient = CudaGradient::PlanBytes(config);
     plan.push_back({"gradient", config.double_buffer ? 2 * gradient : gradient, kDevice});
   }
   if (config.optimizer.moments() > 0) {
-    plan.push_back(
-        {"optimizer", config.optimizer.moments() * (elements * kFloat + config.bias_bytes()), kDevice});
+    plan.push_back({"optimizer", config.optimizer.moments() * (stepped + stepped_bias), kDevice});
+  }
+  if (shard.replicas > 1) {
+    const bool frozen = config.weight_gradients == WeightGradients::kFrozen;
+    const int64_t scratch = SlicePipeline::ScratchBytes(shard.slices(), shard.replica, padded);
+    plan.push_back({"replica_sums", (frozen ? 0 : stepped + stepped_bias) + scratch, kDevice});
   }
   return plan;
 }
@@ -148,6 +168,9 @@ MemoryPlan CudaBackend::MemoryReport() const {
   int64_t state = 0;
   for (size_t i = 0; i < moments_.size(); ++i) state += moments_[i].bytes() + bias_moments_[i].bytes();
   if (state > 0) plan.push_back({"optimizer", state, kDevice});
+  if (over_replicas()) {
+    plan.push_back({"replica_sums", sum_.bytes() + slices_.scratch().bytes(), kDevice});
+  }
   return plan;
 }
 

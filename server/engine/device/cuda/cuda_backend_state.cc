@@ -6,16 +6,22 @@
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "server/engine/device/cuda/cuda_backend.h"
 #include "server/engine/device/cuda/cuda_status.h"
+#include "server/engine/device/slice_checks.h"
 
 namespace lossd::engine {
 
 using kernels::DataType;
+using kernels::RowSpan;
 using kernels::SizeOf;
+using kernels::SteppedRows;
 using kernels::cuda::DeviceBuffer;
 using kernels::cuda::Result;
 
 int64_t CudaBackend::WeightRowBytes() const { return padded_hidden_ * SizeOf(config_.weight_type); }
 int64_t CudaBackend::GradientRowBytes() const { return padded_hidden_ * static_cast<int64_t>(sizeof(float)); }
+CudaBackend::RowBytes CudaBackend::MatrixBytes(DataType type) const {
+  return {padded_hidden_ * SizeOf(type), config_.hidden_size * SizeOf(type)};
+}
 
 absl::Status CudaBackend::PublishWeights(WeightBuffers staged) { return DeviceFailed(Publish(staged)); }
 
@@ -24,22 +30,56 @@ Result CudaBackend::Publish(const WeightBuffers& staged) {
   const DataType type = config_.master_type();
   const DeviceBuffer& to = config_.master_weights ? master_ : weights_;
   // After every batch that was given the old weights.
-  LOSSD_CUDA_PASS_ON(WriteRows(to, padded_hidden_ * SizeOf(type), 0, config_.vocab_size,
-                               config_.hidden_size * SizeOf(type), staged.weights.data()));
-  if (config_.bias) LOSSD_CUDA_PASS_ON(WriteFloats(bias_, 0, config_.vocab_size, staged.bias.data()));
+  if (config_.master_weights && over_replicas()) {
+    LOSSD_CUDA_PASS_ON(SplitMaster(staged.weights));
+  } else {
+    LOSSD_CUDA_PASS_ON(WriteRows(to, MatrixBytes(type), AllRows(), staged.weights.data()));
+    if (config_.master_weights) LOSSD_CUDA_PASS_ON(NarrowMaster());
+  }
+  if (config_.bias) LOSSD_CUDA_PASS_ON(WriteRows(bias_, kBiasBytes, AllRows(), staged.bias.data()));
   LOSSD_CUDA_PASS_ON(DeriveFromWeights());
   LOSSD_CUDA_TRY(cudaStreamSynchronize(device_->pipeline.computing()));
   return {};
 }
 
+// As many rows at a time as the memory takes that is there for rows on their way.
+Result CudaBackend::SplitMaster(const HostBuffer& master) {
+  cudaStream_t stream = device_->pipeline.computing();
+  const DeviceBuffer& passing = slices_.scratch();
+  const RowBytes bytes = MatrixBytes(DataType::kFloat32);
+  const int64_t most = std::min(config_.vocab_size, passing.bytes() / bytes.stride);
+  // Padding becomes padding.
+  LOSSD_CUDA_TRY(cudaMemsetAsync(passing.data(), 0, static_cast<size_t>(most * bytes.stride), stream));
+  for (RowSpan rows{0, most}; rows.count > 0;) {
+    LOSSD_CUDA_PASS_ON(WriteRows(passing, bytes, {0, rows.count}, master.data() + rows.first * bytes.row));
+    LOSSD_CUDA_PASS_ON(kernels::cuda::NarrowMaster(
+        Floats(passing), config_.weight_type, WeightRow(rows.first), rows.count * padded_hidden_, stream));
+    for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
+      if (part.rows.count == 0) continue;
+      LOSSD_CUDA_TRY(cudaMemcpyAsync(Floats(master_) + part.place * padded_hidden_,
+                                     Floats(passing) + (part.rows.first - rows.first) * padded_hidden_,
+                                     static_cast<size_t>(part.rows.count * bytes.stride),
+                                     cudaMemcpyDeviceToDevice, stream));
+    }
+    rows = {rows.end(), std::min(most, config_.vocab_size - rows.end())};
+  }
+  return {};
+}
+
+Result CudaBackend::NarrowMaster() {
+  for (const SteppedRows::Part& part : stepped_.PartsOf(AllRows())) {
+    if (part.rows.count == 0) continue;
+    LOSSD_CUDA_PASS_ON(kernels::cuda::NarrowMaster(
+        Floats(master_) + part.place * padded_hidden_, config_.weight_type, WeightRow(part.rows.first),
+        part.rows.count * padded_hidden_, device_->pipeline.computing()));
+  }
+  return {};
+}
+
 Result CudaBackend::DeriveFromWeights() {
   cudaStream_t stream = device_->pipeline.computing();
-  const int64_t elements = config_.vocab_size * padded_hidden_;
-  if (config_.master_weights) {
-    LOSSD_CUDA_PASS_ON(
-        kernels::cuda::NarrowMaster(Floats(master_), config_.weight_type, weights_.data(), elements, stream));
-  }
-  LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(config_.weight_type, weights_.data(), elements,
+  LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(config_.weight_type, weights_.data(),
+                                                     config_.vocab_size * padded_hidden_,
                                                      Floats(weight_largest_), stream));
   if (config_.bias) {
     LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(DataType::kFloat32, bias_.data(), config_.vocab_size,
@@ -52,22 +92,22 @@ Result CudaBackend::DeriveFromWeights() {
 absl::Status CudaBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataType type, void* out) {
   // In the type that batches work with it is what they work with, in others what is most exact.
   const bool from_master = config_.master_weights && type != config_.weight_type;
-  const DeviceBuffer& from = from_master ? master_ : weights_;
   const DataType from_type = from_master ? DataType::kFloat32 : config_.weight_type;
-  const int64_t row_bytes = config_.hidden_size * SizeOf(from_type);
-  const int64_t stride_bytes = padded_hidden_ * SizeOf(from_type);
-  if (type == from_type) {
-    return DeviceFailed(ReadRows(from, stride_bytes, first_row, rows, row_bytes, out));
-  }
-  std::vector<char> as_it_is(static_cast<size_t>(rows * row_bytes));
-  const Result result = ReadRows(from, stride_bytes, first_row, rows, row_bytes, as_it_is.data());
-  if (!result.ok()) return DeviceFailed(result);
+  const RowBytes bytes = MatrixBytes(from_type);
+  const RowSpan span{first_row, rows};
+  const auto read = [&](void* to) {
+    return from_master ? ReadStepped(master_, bytes, span, to)
+                       : DeviceFailed(ReadRows(weights_, bytes, span, to));
+  };
+  if (type == from_type) return read(out);
+  std::vector<char> as_it_is(static_cast<size_t>(rows * bytes.row));
+  if (absl::Status status = read(as_it_is.data()); !status.ok()) return status;
   kernels::Convert(from_type, as_it_is.data(), type, out, rows * config_.hidden_size);
   return absl::OkStatus();
 }
 
 absl::Status CudaBackend::ReadBias(int64_t first_row, int64_t rows, float* out) {
-  return DeviceFailed(ReadFloats(bias_, first_row, rows, out));
+  return DeviceFailed(ReadRows(bias_, kBiasBytes, {first_row, rows}, out));
 }
 
 absl::Status CudaBackend::ReadBiasGradient(const Gradient* of, int64_t first_row, int64_t rows, float* out) {
@@ -76,7 +116,7 @@ absl::Status CudaBackend::ReadBiasGradient(const Gradient* of, int64_t first_row
     std::fill_n(out, rows, 0.0f);
     return absl::OkStatus();
   }
-  return DeviceFailed(ReadFloats(gradient.db, first_row, rows, out));
+  return DeviceFailed(ReadRows(gradient.db, kBiasBytes, {first_row, rows}, out));
 }
 
 absl::Status CudaBackend::ReadGradient(const Gradient* of, int64_t first_row, int64_t rows, float* out) {
@@ -85,8 +125,7 @@ absl::Status CudaBackend::ReadGradient(const Gradient* of, int64_t first_row, in
     std::fill_n(out, rows * config_.hidden_size, 0.0f);
     return absl::OkStatus();
   }
-  const int64_t row_bytes = config_.hidden_size * static_cast<int64_t>(sizeof(float));
-  Result result = ReadRows(gradient.dw, GradientRowBytes(), first_row, rows, row_bytes, out);
+  Result result = ReadRows(gradient.dw, MatrixBytes(DataType::kFloat32), {first_row, rows}, out);
   if (result.ok()) result = SubtractSmoothing(gradient, first_row, rows, out);
   return DeviceFailed(result);
 }
@@ -98,7 +137,7 @@ Result CudaBackend::SubtractSmoothing(const CudaGradient& gradient, int64_t firs
     if (gradient.smoothings[i].empty) continue;
     std::vector<float> t(static_cast<size_t>(hidden));
     const auto bytes = static_cast<int64_t>(t.size() * sizeof(float));
-    LOSSD_CUDA_PASS_ON(ReadRows(gradient.smoothings[i].t, bytes, 0, 1, bytes, t.data()));
+    LOSSD_CUDA_PASS_ON(ReadRows(gradient.smoothings[i].t, {bytes, bytes}, {0, 1}, t.data()));
     for (int64_t row = 0; row < rows; ++row) {
       const auto entry = static_cast<size_t>(shard_.first_row() + first_row + row);
       const float weight = i == kWeighted ? (*config_.class_weights)[entry] : 1.0f;
@@ -117,43 +156,61 @@ void CudaBackend::Reset(Gradient* of) {
 
 // Rows
 
-Result CudaBackend::ReadFloats(const DeviceBuffer& buffer, int64_t first, int64_t count, float* out) const {
+Result CudaBackend::ReadRows(const DeviceBuffer& buffer, const RowBytes& bytes, const RowSpan& rows,
+                             void* out) const {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
+  const char* from = static_cast<const char*>(buffer.data()) + rows.first * bytes.stride;
   cudaStream_t stream = device_->pipeline.computing();
-  LOSSD_CUDA_TRY(cudaMemcpyAsync(out, static_cast<const float*>(buffer.data()) + first,
-                                 static_cast<size_t>(count) * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  if (bytes.stride == bytes.row) {
+    LOSSD_CUDA_TRY(cudaMemcpyAsync(out, from, static_cast<size_t>(rows.count * bytes.row),
+                                   cudaMemcpyDeviceToHost, stream));
+  } else {
+    LOSSD_CUDA_TRY(cudaMemcpy2DAsync(out, static_cast<size_t>(bytes.row), from,
+                                     static_cast<size_t>(bytes.stride), static_cast<size_t>(bytes.row),
+                                     static_cast<size_t>(rows.count), cudaMemcpyDeviceToHost, stream));
+  }
   LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
   return {};
 }
 
-Result CudaBackend::ReadRows(const DeviceBuffer& buffer, int64_t stride_bytes, int64_t first_row,
-                             int64_t rows, int64_t row_bytes, void* out) const {
+Result CudaBackend::WriteRows(const DeviceBuffer& buffer, const RowBytes& bytes, const RowSpan& rows,
+                              const void* in) const {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
-  const char* from = static_cast<const char*>(buffer.data()) + first_row * stride_bytes;
+  char* to = static_cast<char*>(buffer.data()) + rows.first * bytes.stride;
   cudaStream_t stream = device_->pipeline.computing();
-  LOSSD_CUDA_TRY(cudaMemcpy2DAsync(out, static_cast<size_t>(row_bytes), from,
-                                   static_cast<size_t>(stride_bytes), static_cast<size_t>(row_bytes),
-                                   static_cast<size_t>(rows), cudaMemcpyDeviceToHost, stream));
-  LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
+  if (bytes.stride == bytes.row) {
+    LOSSD_CUDA_TRY(
+        cudaMemcpyAsync(to, in, static_cast<size_t>(rows.count * bytes.row), cudaMemcpyHostToDevice, stream));
+  } else {
+    LOSSD_CUDA_TRY(cudaMemcpy2DAsync(to, static_cast<size_t>(bytes.stride), in,
+                                     static_cast<size_t>(bytes.row), static_cast<size_t>(bytes.row),
+                                     static_cast<size_t>(rows.count), cudaMemcpyHostToDevice, stream));
+  }
   return {};
 }
 
-Result CudaBackend::WriteFloats(const DeviceBuffer& buffer, int64_t first, int64_t count,
-                                const void* in) const {
-  LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
-  LOSSD_CUDA_TRY(cudaMemcpyAsync(Floats(buffer) + first, in, static_cast<size_t>(count) * sizeof(float),
-                                 cudaMemcpyHostToDevice, device_->pipeline.computing()));
-  return {};
+absl::Status CudaBackend::ReadStepped(const DeviceBuffer& buffer, const RowBytes& bytes, const RowSpan& rows,
+                                      void* out) const {
+  if (absl::Status checked = CheckStepped(rows, stepped_); !checked.ok()) return checked;
+  for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
+    if (part.rows.count == 0) continue;
+    const Result read = ReadRows(buffer, bytes, {part.place, part.rows.count},
+                                 static_cast<char*>(out) + (part.rows.first - rows.first) * bytes.row);
+    if (!read.ok()) return DeviceFailed(read);
+  }
+  return absl::OkStatus();
 }
 
-Result CudaBackend::WriteRows(const DeviceBuffer& buffer, int64_t stride_bytes, int64_t first_row,
-                              int64_t rows, int64_t row_bytes, const void* in) const {
-  LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
-  char* to = static_cast<char*>(buffer.data()) + first_row * stride_bytes;
-  LOSSD_CUDA_TRY(cudaMemcpy2DAsync(to, static_cast<size_t>(stride_bytes), in, static_cast<size_t>(row_bytes),
-                                   static_cast<size_t>(row_bytes), static_cast<size_t>(rows),
-                                   cudaMemcpyHostToDevice, device_->pipeline.computing()));
-  return {};
+absl::Status CudaBackend::WriteStepped(const DeviceBuffer& buffer, const RowBytes& bytes, const RowSpan& rows,
+                                       const void* in) const {
+  if (absl::Status checked = CheckStepped(rows, stepped_); !checked.ok()) return checked;
+  Result result;
+  for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
+    if (part.rows.count == 0 || !result.ok()) continue;
+    result = WriteRows(buffer, bytes, {part.place, part.rows.count},
+                       static_cast<const char*>(in) + (part.rows.first - rows.first) * bytes.row);
+  }
+  return Finished(result);
 }
 
 // Checkpoints
@@ -173,32 +230,30 @@ const DeviceBuffer& CudaBackend::BufferOf(const StateEntry& entry) const {
   return weights_;
 }
 
+CudaBackend::RowBytes CudaBackend::BytesOf(const StateEntry& entry) const {
+  return entry.of == StateOf::kBias ? kBiasBytes : MatrixBytes(entry.tensor.type);
+}
+
 absl::Status CudaBackend::ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) {
   const absl::StatusOr<StateEntry> entry = FindState(config_, tensor);
   if (!entry.ok()) return entry.status();
-  const DeviceBuffer& from = BufferOf(*entry);
-  if (entry->of == StateOf::kBias) {
-    return DeviceFailed(ReadFloats(from, first_row, rows, static_cast<float*>(out)));
-  }
-  const int64_t element = SizeOf(entry->tensor.type);
-  return DeviceFailed(
-      ReadRows(from, padded_hidden_ * element, first_row, rows, config_.hidden_size * element, out));
+  const RowSpan span{first_row, rows};
+  if (entry->part != StatePart::kWeight) return ReadStepped(BufferOf(*entry), BytesOf(*entry), span, out);
+  return DeviceFailed(ReadRows(BufferOf(*entry), BytesOf(*entry), span, out));
 }
 
 absl::Status CudaBackend::WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
                                      const void* in) {
   const absl::StatusOr<StateEntry> entry = FindState(config_, tensor);
   if (!entry.ok()) return entry.status();
-  const DeviceBuffer& to = BufferOf(*entry);
-  const int64_t element = SizeOf(entry->tensor.type);
-  const Result result = entry->of == StateOf::kBias ? WriteFloats(to, first_row, rows, in)
-                                                    : WriteRows(to, padded_hidden_ * element, first_row, rows,
-                                                                config_.hidden_size * element, in);
-  return Finished(result);
+  const RowSpan span{first_row, rows};
+  if (entry->part != StatePart::kWeight) return WriteStepped(BufferOf(*entry), BytesOf(*entry), span, in);
+  return Finished(WriteRows(BufferOf(*entry), BytesOf(*entry), span, in));
 }
 
 absl::Status CudaBackend::RestoreState() {
   Result result(cudaSetDevice(device_->index), "cudaSetDevice");
+  if (result.ok() && config_.master_weights) result = NarrowMaster();
   if (result.ok()) result = DeriveFromWeights();
   return Finished(result);
 }
@@ -207,7 +262,7 @@ absl::Status CudaBackend::WriteGradient(Gradient* of, int64_t first_row, int64_t
                                         const float* bias) {
   CudaGradient& gradient = Find(of);
   Result result = WriteGradientRows(gradient, first_row, rows, dw);
-  if (result.ok() && bias != nullptr) result = WriteFloats(gradient.db, first_row, rows, bias);
+  if (result.ok() && bias != nullptr) result = WriteRows(gradient.db, kBiasBytes, {first_row, rows}, bias);
   if (result.ok() && bias == nullptr && config_.bias) {
     result = {cudaMemsetAsync(Floats(gradient.db) + first_row, 0, static_cast<size_t>(rows) * sizeof(float),
                               device_->pipeline.computing()),
@@ -222,8 +277,7 @@ absl::Status CudaBackend::WriteGradient(Gradient* of, int64_t first_row, int64_t
 Result CudaBackend::WriteGradientRows(const CudaGradient& gradient, int64_t first_row, int64_t rows,
                                       const float* dw) const {
   constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
-  const int64_t row_bytes = config_.hidden_size * kFloat;
-  LOSSD_CUDA_PASS_ON(WriteRows(gradient.dw, GradientRowBytes(), first_row, rows, row_bytes, dw));
+  LOSSD_CUDA_PASS_ON(WriteRows(gradient.dw, MatrixBytes(DataType::kFloat32), {first_row, rows}, dw));
   const int64_t padding = padded_hidden_ - config_.hidden_size;
   if (padding == 0) return {};
   LOSSD_CUDA_TRY(cudaMemset2DAsync(Floats(gradient.dw) + first_row * padded_hidden_ + config_.hidden_size,

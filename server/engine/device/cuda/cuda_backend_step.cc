@@ -4,6 +4,7 @@
 #include "kernels/cuda/rows/bias.h"
 #include "server/engine/device/cuda/cuda_backend.h"
 #include "server/engine/device/cuda/cuda_status.h"
+#include "server/engine/device/slice_checks.h"
 
 namespace lossd::engine {
 
@@ -12,7 +13,6 @@ using kernels::GradientTally;
 using kernels::OptimizerCoefficients;
 using kernels::WeightGradient;
 using kernels::cuda::DeviceBuffer;
-using kernels::cuda::GradientRows;
 using kernels::cuda::PaddedRows;
 using kernels::cuda::Result;
 using kernels::cuda::StepTensor;
@@ -25,7 +25,8 @@ GradientTally* TalliesIn(const DeviceBuffer& buffer) {
                                           kernels::cuda::TallyScratchBytes());
 }
 
-// The kernels sum over all rows at once.
+}  // namespace
+
 GradientTallies WholeOf(const CudaTallies& tallies) {
   GradientTallies whole;
   whole.dw.front() = tallies[0];
@@ -33,37 +34,29 @@ GradientTallies WholeOf(const CudaTallies& tallies) {
   return whole;
 }
 
-}  // namespace
-
 int64_t TallyBytes() {
   return kernels::cuda::TallyScratchBytes() + static_cast<int64_t>(sizeof(CudaTallies));
 }
 
-PaddedRows CudaBackend::MatrixShape() const {
-  return {config_.vocab_size, config_.hidden_size, padded_hidden_};
+PaddedRows CudaBackend::MatrixShape(int64_t rows) const {
+  return {rows, config_.hidden_size, padded_hidden_};
 }
-PaddedRows CudaBackend::BiasShape() const { return {1, config_.vocab_size, config_.vocab_size}; }
 
-GradientRows CudaBackend::RowsOfMatrix(const CudaGradient& gradient) const {
-  if (gradient.empty) return {};
-  GradientRows rows;
-  rows.values = Floats(gradient.dw);
+CudaBackend::GradientParts CudaBackend::PartsOf(const CudaGradient& gradient) const {
+  GradientParts parts{.rows = AllRows()};
+  if (gradient.empty) return parts;
+  parts.dw.values = Floats(gradient.dw);
   const CudaGradient::Smoothing& uniform = gradient.smoothings[kUniform];
   const CudaGradient::Smoothing& weighted = gradient.smoothings[kWeighted];
-  if (!uniform.empty) rows.uniform_smoothing = Floats(uniform.t);
-  if (!weighted.empty) rows.weighted_smoothing = Floats(weighted.t);
-  rows.class_weights = ClassWeightRows();
-  return rows;
+  if (!uniform.empty) parts.dw.uniform_smoothing = Floats(uniform.t);
+  if (!weighted.empty) parts.dw.weighted_smoothing = Floats(weighted.t);
+  parts.dw.class_weights = ClassWeightRows();
+  parts.db.values = Floats(gradient.db);
+  return parts;
 }
 
 const float* CudaBackend::ClassWeightRows() const {
   return config_.class_weights == nullptr ? nullptr : Floats(class_weights_) + shard_.first_row();
-}
-
-GradientRows CudaBackend::RowsOfBias(const CudaGradient& gradient) {
-  GradientRows rows;
-  if (!gradient.empty) rows.values = Floats(gradient.db);
-  return rows;
 }
 
 // Fold
@@ -106,21 +99,22 @@ absl::StatusOr<GradientTallies> CudaBackend::Summarize(const Gradient* of, doubl
   const CudaGradient& gradient = Find(of);
   if (gradient.empty) return GradientTallies{};
   CudaTallies tallies;
-  Result result = Tally(gradient, static_cast<float>(scale));
+  Result result = Tally(PartsOf(gradient), static_cast<float>(scale));
   if (result.ok()) result = ReadTallies(&tallies);
   if (!result.ok()) return DeviceFailed(result);
   return WholeOf(tallies);
 }
 
-Result CudaBackend::Tally(const CudaGradient& gradient, float scale) const {
+Result CudaBackend::Tally(const GradientParts& gradient, float scale) const {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
   cudaStream_t stream = device_->pipeline.computing();
   void* scratch = device_->tallies.data();
   GradientTally* tallies = TalliesIn(device_->tallies);
+  const int64_t rows = gradient.rows.count;
   LOSSD_CUDA_PASS_ON(
-      kernels::cuda::TallyGradient(MatrixShape(), RowsOfMatrix(gradient), scale, scratch, tallies, stream));
+      kernels::cuda::TallyGradient(MatrixShape(rows), gradient.dw, scale, scratch, tallies, stream));
   if (!config_.bias) return {};
-  return kernels::cuda::TallyGradient(BiasShape(), RowsOfBias(gradient), scale, scratch, tallies + 1, stream);
+  return kernels::cuda::TallyGradient(BiasShape(rows), gradient.db, scale, scratch, tallies + 1, stream);
 }
 
 // The second stays as it is if the head has no bias.
@@ -134,38 +128,51 @@ Result CudaBackend::ReadTallies(CudaTallies* tallies) const {
 }
 
 absl::StatusOr<GradientTallies> CudaBackend::ApplyStep(const Gradient* of, const StepArguments& arguments) {
+  if (over_replicas()) return SteppedBySlices();
   const absl::StatusOr<OptimizerCoefficients> coefficients = CoefficientsFor(config_, arguments);
   if (!coefficients.ok()) return coefficients.status();
   CudaTallies tallies;
-  Result result = Step(Find(of), *coefficients);
+  Result result = Step(PartsOf(Find(of)), *coefficients);
   if (result.ok()) result = ReadTallies(&tallies);
   if (!result.ok()) return DeviceFailed(result);
   return WholeOf(tallies);
 }
 
-Result CudaBackend::Step(const CudaGradient& gradient, const OptimizerCoefficients& coefficients) {
+namespace {
+
+float* At(const DeviceBuffer& buffer, int64_t first) {
+  return buffer.data() == nullptr ? nullptr : static_cast<float*>(buffer.data()) + first;
+}
+
+}  // namespace
+
+// The largest weight is known once all rows are: over replicas others step some.
+Result CudaBackend::Step(const GradientParts& gradient, const OptimizerCoefficients& coefficients) {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
   cudaStream_t stream = device_->pipeline.computing();
   void* scratch = device_->tallies.data();
   GradientTally* tallies = TalliesIn(device_->tallies);
   sums_of_.fill(std::nullopt);
-  const StepTensor matrix{.shape = MatrixShape(),
-                          .gradient = RowsOfMatrix(gradient),
+  const auto& [rows, dw, db] = gradient;
+  const int64_t place = stepped_.PlaceOf(rows.first);
+  const int64_t kept = place * padded_hidden_;
+  const StepTensor matrix{.shape = MatrixShape(rows.count),
+                          .gradient = dw,
                           .weight_type = config_.weight_type,
-                          .weight = weights_.data(),
-                          .master = Floats(master_),
-                          .first_moment = Floats(moments_[0]),
-                          .second_moment = Floats(moments_[1]),
-                          .largest_weight = Floats(weight_largest_)};
+                          .weight = WeightRow(rows.first),
+                          .master = At(master_, kept),
+                          .first_moment = At(moments_[0], kept),
+                          .second_moment = At(moments_[1], kept),
+                          .largest_weight = over_replicas() ? nullptr : Floats(weight_largest_)};
   LOSSD_CUDA_PASS_ON(kernels::cuda::ApplyOptimizer(matrix, coefficients, scratch, tallies, stream));
   if (!config_.bias) return {};
-  const StepTensor bias{.shape = BiasShape(),
-                        .gradient = RowsOfBias(gradient),
+  const StepTensor bias{.shape = BiasShape(rows.count),
+                        .gradient = db,
                         .weight_type = DataType::kFloat32,
-                        .weight = bias_.data(),
-                        .first_moment = Floats(bias_moments_[0]),
-                        .second_moment = Floats(bias_moments_[1]),
-                        .largest_weight = Floats(bias_largest_)};
+                        .weight = At(bias_, rows.first),
+                        .first_moment = At(bias_moments_[0], place),
+                        .second_moment = At(bias_moments_[1], place),
+                        .largest_weight = over_replicas() ? nullptr : Floats(bias_largest_)};
   return kernels::cuda::ApplyOptimizer(bias, coefficients, scratch, tallies + 1, stream);
 }
 

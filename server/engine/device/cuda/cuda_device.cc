@@ -105,13 +105,7 @@ class CudaDevice : public Device {
   absl::Status JoinRanks(kernels::collectives::Communicator* communicator) override;
 
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
-    absl::StatusOr<Path> path = PathOf(config);
-    if (!path.ok()) return path.status();
-    const LinearCrossEntropy::Shape shape{config.vocab_size, config.hidden_size, config.weight_type};
-    if (LinearCrossEntropy::RowsWithin(shape, *path, shared_.workspace_bytes) == 0) {
-      return NoRoomForRow(config.vocab_size, LinearCrossEntropy::WorkspaceBytes(shape, *path, 1));
-    }
-    return CudaBackend::PlanMemory(config);
+    return PlanShard(config, HeadShard::Whole(config.vocab_size));
   }
   absl::StatusOr<MemoryPlan> PlanShard(const HeadConfig& config, const HeadShard& shard) const override;
 
@@ -127,7 +121,7 @@ class CudaDevice : public Device {
       if (result.code() != cudaErrorMemoryAllocation) return DeviceFailed(result);
       (void)cudaGetLastError();  // memory that is not there is no failure of the device
       backend.reset();
-      return DoesNotFit(config, result);
+      return DoesNotFit(config, shard, result);
     }
     return backend;
   }
@@ -190,12 +184,13 @@ class CudaDevice : public Device {
     return {};
   }
 
-  absl::Status NoRoomForRow(int64_t vocab_size, int64_t bytes) const;
-  absl::Status DoesNotFit(const HeadConfig& config, const Result& result) const {
+  // Unless one row fits the workspace.
+  absl::Status CheckRoomForRow(const HeadConfig& config, const HeadShard& shard, Path path) const;
+  absl::Status DoesNotFit(const HeadConfig& config, const HeadShard& shard, const Result& result) const {
     size_t free = 0;
     size_t total = 0;
     (void)cudaMemGetInfo(&free, &total);
-    const MemoryPlan plan = CudaBackend::PlanMemory(config);
+    const MemoryPlan plan = CudaBackend::PlanMemory(config, shard);
     const auto item = [](std::string* out, const MemoryItem& one) {
       absl::StrAppend(out, one.purpose, " ", one.bytes);
     };
@@ -272,26 +267,28 @@ Result CudaDevice::Probe() const {
 }
 
 absl::StatusOr<MemoryPlan> CudaDevice::PlanShard(const HeadConfig& config, const HeadShard& shard) const {
-  if (shard.replicas > 1) return absl::UnimplementedError("heads over replicas are on CPUs alone");
   absl::StatusOr<Path> path = PathOf(config);
   if (!path.ok()) return path.status();
-  if (*path != Path::kHopper) {
+  if (!shard.whole() && *path != Path::kHopper) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kDtype, "weight_dtype",
                      absl::StrCat("heads of ", kernels::Name(config.weight_type),
                                   " cannot be spread over several GPUs; bf16 and fp16 can"));
   }
-  const LinearCrossEntropy::Shape shape{config.vocab_size, config.hidden_size, config.weight_type};
-  const kernels::Shard rows = shard.For(kernels::Segments::kOfRanks);
-  if (LinearCrossEntropy::RowsWithin(shape, rows, shared_.workspace_bytes) == 0) {
-    return NoRoomForRow(shard.layout.vocab(), LinearCrossEntropy::WorkspaceBytes(shape, rows, 1));
-  }
-  return CudaBackend::PlanMemory(config);
+  if (absl::Status room = CheckRoomForRow(config, shard, *path); !room.ok()) return room;
+  return CudaBackend::PlanMemory(config, shard);
 }
 
-absl::Status CudaDevice::NoRoomForRow(int64_t vocab_size, int64_t bytes) const {
+absl::Status CudaDevice::CheckRoomForRow(const HeadConfig& config, const HeadShard& shard, Path path) const {
+  const LinearCrossEntropy::Shape shape{config.vocab_size, config.hidden_size, config.weight_type};
+  const kernels::Shard rows = shard.For(kernels::Segments::kOfRanks);
+  const int64_t fit = shard.whole() ? LinearCrossEntropy::RowsWithin(shape, path, shared_.workspace_bytes)
+                                    : LinearCrossEntropy::RowsWithin(shape, rows, shared_.workspace_bytes);
+  if (fit > 0) return absl::OkStatus();
+  const int64_t bytes = shard.whole() ? LinearCrossEntropy::WorkspaceBytes(shape, path, 1)
+                                      : LinearCrossEntropy::WorkspaceBytes(shape, rows, 1);
   return MakeError(
       absl::StatusCode::kInvalidArgument, RejectReason::kShape, "vocab_size",
-      absl::StrCat("one row of vocab_size ", vocab_size, " needs a workspace of ", bytes,
+      absl::StrCat("one row of vocab_size ", shard.layout.vocab(), " needs a workspace of ", bytes,
                    " bytes, the device has ", shared_.workspace_bytes, "; raise --workspace_bytes"));
 }
 
