@@ -32,8 +32,10 @@ constexpr int64_t kGuard = 64;
 template <class T>
 class Matrix {
  public:
-  Matrix(const PaddedRows& shape, const std::vector<T>& values, T junk) : shape_(shape), junk_(junk) {
-    host_.assign(static_cast<size_t>(shape.rows * shape.stride + 2 * kGuard), junk);
+  // `first`: elements from an aligned one to the matrix.
+  Matrix(const PaddedRows& shape, const std::vector<T>& values, T junk, int64_t first = 0)
+      : shape_(shape), junk_(junk), first_(kGuard + first) {
+    host_.assign(static_cast<size_t>(first_ + shape.rows * shape.stride + kGuard), junk);
     for (int64_t row = 0; row < shape.rows; ++row) {
       for (int64_t column = 0; column < shape.columns; ++column) {
         host_[Place(row, column)] = values[static_cast<size_t>(row * shape.columns + column)];
@@ -44,7 +46,7 @@ class Matrix {
               cudaSuccess);
   }
 
-  T* data() const { return static_cast<T*>(buffer_.data()) + kGuard; }
+  T* data() const { return static_cast<T*>(buffer_.data()) + first_; }
 
   std::vector<T> Read() {
     EXPECT_EQ(cudaMemcpy(host_.data(), buffer_.data(), static_cast<size_t>(Bytes()), cudaMemcpyDeviceToHost),
@@ -65,18 +67,19 @@ class Matrix {
 
  private:
   size_t Place(int64_t row, int64_t column) const {
-    return static_cast<size_t>(kGuard + row * shape_.stride + column);
+    return static_cast<size_t>(first_ + row * shape_.stride + column);
   }
   int64_t Bytes() const { return static_cast<int64_t>(host_.size() * sizeof(T)); }
 
   const PaddedRows shape_;
   const T junk_;
+  const int64_t first_;
   std::vector<T> host_;
   DeviceBuffer buffer_;
 };
 
-Matrix<float> FloatsOf(const PaddedRows& shape, const std::vector<float>& values) {
-  return {shape, values, kJunk};
+Matrix<float> FloatsOf(const PaddedRows& shape, const std::vector<float>& values, int64_t first = 0) {
+  return {shape, values, kJunk, first};
 }
 
 // Cheap numbers of either sign, all different.
@@ -122,17 +125,18 @@ class CudaOptimizer : public ::testing::Test {
     EXPECT_EQ(tally.non_finite, expected.non_finite);
   }
 
-  // fp32 weights: two steps here and on the CPU.
-  void ExpectSameSteps(const PaddedRows& shape, const OptimizerArguments& arguments, Smoothed smoothed) {
+  // fp32 weights: two steps here and on the CPU. `place`: of what is stepped, from an aligned element on.
+  void ExpectSameSteps(const PaddedRows& shape, const OptimizerArguments& arguments, Smoothed smoothed,
+                       int64_t place = 0) {
     const int64_t count = shape.rows * shape.columns;
     std::vector<float> gradient = Numbers(count, 0.5f, 1);
     std::vector<float> weight = Numbers(count, 1.0f, 2);
     std::vector<float> first(weight.size());
     std::vector<float> second(weight.size());
-    Matrix<float> device_gradient = FloatsOf(shape, gradient);
-    Matrix<float> device_weight = FloatsOf(shape, weight);
-    Matrix<float> device_first = FloatsOf(shape, first);
-    Matrix<float> device_second = FloatsOf(shape, second);
+    Matrix<float> device_gradient = FloatsOf(shape, gradient, place);
+    Matrix<float> device_weight = FloatsOf(shape, weight, place);
+    Matrix<float> device_first = FloatsOf(shape, first, place);
+    Matrix<float> device_second = FloatsOf(shape, second, place);
     const PaddedRows vector{1, shape.columns, shape.stride};
     const std::vector<float> uniform = Numbers(shape.columns, 0.1f, 3);
     const std::vector<float> weighted = Numbers(shape.columns, 0.1f, 4);
@@ -178,6 +182,10 @@ class CudaOptimizer : public ::testing::Test {
     EXPECT_TRUE(SameBits(device_weight.Read(), weight));
     EXPECT_TRUE(SameBits(device_first.Read(), first));
     EXPECT_TRUE(SameBits(device_second.Read(), second));
+    if (smoothed == Smoothed::kYes) {
+      ASSERT_TRUE(cuda::GatherGradient(shape, tensor.gradient, device_gradient.data(), nullptr).ok());
+      EXPECT_TRUE(SameBits(device_gradient.Read(), gradient));
+    }
     EXPECT_EQ(ReadLargest(), CpuTallyGradient(weight.data(), count, 1.0f).largest);
   }
 
@@ -209,6 +217,18 @@ TEST_F(CudaOptimizer, SmallTensorsHaveTheBitsOfTheCpu) {
       SCOPED_TRACE(name + ", " + std::to_string(shape.rows) + " x " + std::to_string(shape.columns));
       ExpectSameSteps(shape, arguments, Smoothed::kNo);
       if (shape.stride % 4 == 0) ExpectSameSteps(shape, arguments, Smoothed::kYes);
+    }
+  }
+}
+
+// A slice's begins where the one before ends.
+TEST_F(CudaOptimizer, SmallBiasesMayBeginAtAnyElement) {
+  for (const int64_t count : {1, 301, 4096}) {
+    for (const int64_t place : {1, 2, 3}) {
+      for (const auto& [name, arguments] : OptimizersUnderTest()) {
+        SCOPED_TRACE(name + ", " + std::to_string(count) + " from " + std::to_string(place) + " on");
+        ExpectSameSteps({1, count, count}, arguments, Smoothed::kNo, place);
+      }
     }
   }
 }

@@ -21,17 +21,20 @@ using collectives::RankOrderSum;
 
 constexpr std::chrono::seconds kPatience(30);
 
+}  // namespace
+
 // Where threads wait for each other, and what they show each other meanwhile.
-class Meeting {
+class DeviceRanks::Meeting {
  public:
   explicit Meeting(int32_t ranks) : shown_(static_cast<size_t>(ranks)) {}
 
   void Show(int rank, const void* what) { shown_[static_cast<size_t>(rank)] = what; }
   const void* Shown(int rank) const { return shown_[static_cast<size_t>(rank)]; }
 
-  // False if a rank does not come.
+  // False if a rank does not come, or has gone.
   bool Meet() {
     std::unique_lock lock(mutex_);
+    if (closed_) return false;
     const int64_t round = round_;
     if (++came_ == shown_.size()) {
       came_ = 0;
@@ -39,7 +42,12 @@ class Meeting {
       changed_.notify_all();
       return true;
     }
-    return changed_.wait_for(lock, kPatience, [&] { return round_ != round; });
+    return changed_.wait_for(lock, kPatience, [&] { return round_ != round || closed_; }) && round_ != round;
+  }
+  void Close() {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
   }
 
  private:
@@ -47,10 +55,11 @@ class Meeting {
   std::condition_variable changed_;
   size_t came_ = 0;
   int64_t round_ = 0;
+  bool closed_ = false;
   std::vector<const void*> shown_;
 };
 
-class DeviceCommunicator final : public Communicator {
+class DeviceRanks::DeviceCommunicator final : public Communicator {
  public:
   DeviceCommunicator(int rank, int size, Meeting& meeting) : Communicator(rank, size), meeting_(meeting) {}
 
@@ -86,22 +95,27 @@ class DeviceCommunicator final : public Communicator {
     return meeting_.Meet() ? collectives::Result() : Late();
   }
 
-  collectives::Result Sum(const RankOrderSum& /*sum*/, void* /*stream*/) override {
-    return {Code::kFailed, "no step adds over ranks like this"};
+  collectives::Result Sum(const RankOrderSum& sum, void* stream) override {
+    return collectives::SumInRankOrderOnDevice(sum, stream);
   }
   collectives::Result Synchronize(void* stream) override {
     const bool done = cudaStreamSynchronize(static_cast<cudaStream_t>(stream)) == cudaSuccess;
     return done ? collectives::Result() : collectives::Result(Code::kFailed, "waiting for the stream");
   }
   collectives::Result CheckStream(void* /*stream*/) const override { return {}; }
-  void Close() override {}
+  void Close() override { meeting_.Close(); }
 
   static collectives::Result Late() { return {Code::kTimeout, "a rank did not come"}; }
 
   Meeting& meeting_;
 };
 
-}  // namespace
+DeviceRanks::DeviceRanks(int32_t ranks) : ranks_(ranks), meeting_(std::make_unique<Meeting>(ranks)) {}
+DeviceRanks::~DeviceRanks() = default;
+
+std::unique_ptr<Communicator> DeviceRanks::Connect(int32_t rank) {
+  return std::make_unique<DeviceCommunicator>(rank, ranks_, *meeting_);
+}
 
 int CountDevices() {
   const pid_t process = fork();
@@ -115,12 +129,12 @@ int CountDevices() {
 }
 
 void RunOnDevice(int32_t ranks, const DeviceRankBody& body) {
-  Meeting meeting(ranks);
+  DeviceRanks all(ranks);
   std::vector<std::thread> threads;
   for (int32_t rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      DeviceCommunicator communicator(rank, ranks, meeting);
-      body(rank, communicator);
+      const std::unique_ptr<Communicator> communicator = all.Connect(rank);
+      body(rank, *communicator);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "kernels/collectives/communicator.h"
 
@@ -12,6 +13,25 @@ namespace lossd::kernels::testing {
 
 // Counted in a process of its own: CUDA does not work in the child of a process that has used it.
 int CountDevices();
+
+// What such communicators have in common; it outlives them. One that is aborted, or fails, ends all of them.
+class DeviceRanks {
+ public:
+  explicit DeviceRanks(int32_t ranks);
+  ~DeviceRanks();
+  DeviceRanks(const DeviceRanks&) = delete;
+  DeviceRanks& operator=(const DeviceRanks&) = delete;
+
+  // Any thread's, once a rank.
+  std::unique_ptr<collectives::Communicator> Connect(int32_t rank);
+
+ private:
+  class Meeting;
+  class DeviceCommunicator;
+
+  const int32_t ranks_;
+  const std::unique_ptr<Meeting> meeting_;
+};
 
 // Runs body on `ranks` threads, each with a communicator, and returns when all have. A rank that waits too
 // long for the others gets an error of its communicator's.
