@@ -6,6 +6,8 @@ namespace lossd::bench {
 namespace {
 
 using kernels::DataType;
+using kernels::OptimizerArguments;
+using kernels::OptimizerRule;
 
 void AddLossOptions(CLI::App& command, CaseOptions& options) {
   kernels::LossOptions& loss = options.options;
@@ -34,6 +36,17 @@ void AddLossOptions(CLI::App& command, CaseOptions& options) {
           {"reverse_kl", kernels::Divergence::kReverseKl},
           {"jensen_shannon", kernels::Divergence::kJensenShannon}}));
   command.add_flag("--returns", options.returns, "Ask for all that can be told of a row, top 8 (GPU only)");
+}
+
+OptimizerArguments ArgumentsOf(const std::string& optimizer) {
+  OptimizerArguments arguments{.learning_rate = 1e-3, .gradient_scale = 0.5, .weight_decay = 0.01};
+  if (optimizer == "sgd" || optimizer == "momentum") {
+    arguments.rule = OptimizerRule::kSgd;
+    arguments.momentum = optimizer == "momentum" ? 0.9 : 0;
+  } else {
+    arguments.rule = optimizer == "adam" ? OptimizerRule::kAdam : OptimizerRule::kAdamW;
+  }
+  return arguments;
 }
 
 }  // namespace
@@ -104,11 +117,45 @@ void AddCaseOptions(CLI::App& command, CaseOptions& options) {
   AddLossOptions(command, options);
 }
 
+void AddOptimizerOptions(CLI::App& command, OptimizerOptions& options) {
+  const CLI::Range size(int64_t{0}, int64_t{1} << 31);
+  command.add_option("--vocab", options.vocab, "Vocabulary size; 0: 131072, on the CPU 16384")
+      ->check(size)
+      ->capture_default_str();
+  command.add_option("--hidden", options.hidden, "Hidden size; 0: 4096, on the CPU 1024")
+      ->check(size)
+      ->capture_default_str();
+  command.add_option("--optimizer", options.optimizer, "adamw, adam, momentum (SGD with 0.9) or sgd")
+      ->check(CLI::IsMember({"adamw", "adam", "momentum", "sgd"}))
+      ->capture_default_str();
+  command.add_option("--dtype", options.dtype, "Of the weights: fp32, bf16 or fp16")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->capture_default_str();
+  command.add_flag("--no_master", options.no_master,
+                   "Step the 16-bit weights themselves, without an fp32 master beside them");
+  AddRepetitionsOption(command, options.repetitions);
+}
+
 int CudaIndex(const std::string& device) { return device == "cpu" ? -1 : device.back() - '0'; }
 
 int64_t WorkspaceBytes(int64_t asked, int cuda_index) {
   if (asked != 0) return asked;
   return cuda_index < 0 ? kernels::kDefaultCpuWorkspaceBytes : kernels::kDefaultCudaWorkspaceBytes;
+}
+
+OptimizerCase CaseOf(const OptimizerOptions& options, int cuda_index) {
+  const bool cpu = cuda_index < 0;
+  OptimizerCase one{.vocab = options.vocab, .hidden = options.hidden};
+  if (one.vocab == 0) one.vocab = cpu ? 16384 : 131072;
+  if (one.hidden == 0) one.hidden = cpu ? 1024 : 4096;
+  one.dtype = options.dtype == "fp32"   ? DataType::kFloat32
+              : options.dtype == "fp16" ? DataType::kFloat16
+                                        : DataType::kBFloat16;
+  one.master = !options.no_master;
+  one.arguments = ArgumentsOf(options.optimizer);
+  one.repetitions = options.repetitions;
+  one.cuda_index = cuda_index;
+  return one;
 }
 
 std::vector<KernelCase> Cases(const CaseOptions& options) {

@@ -10,6 +10,7 @@
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
 #include "tests/bench/kernel_case.h"
+#include "tests/bench/optimizer_case.h"
 
 namespace lossd::bench {
 
@@ -37,6 +38,16 @@ struct CaseOptions {
   bool fixed_segments = false;
 };
 
+// A step of an optimizer over a whole head.
+struct OptimizerOptions {
+  std::string optimizer = "adamw";
+  std::string dtype = "bf16";
+  bool no_master = false;
+  int64_t vocab = 0;
+  int64_t hidden = 0;
+  int64_t repetitions = 9;
+};
+
 // cpu, or cuda:0 to cuda:9, here or elsewhere.
 bool IsDevice(const std::string& name);
 void AddDeviceOption(CLI::App& command, std::string& device);
@@ -46,9 +57,13 @@ void AddWorkspaceOption(CLI::App& command, int64_t& bytes);
 void AddRepetitionsOption(CLI::App& command, int64_t& repetitions);
 // All of CaseOptions.
 void AddCaseOptions(CLI::App& command, CaseOptions& options);
+// All of OptimizerOptions.
+void AddOptimizerOptions(CLI::App& command, OptimizerOptions& options);
 
 // Negative: the CPU.
 int CudaIndex(const std::string& device);
+// On this device; negative: the CPU.
+OptimizerCase CaseOf(const OptimizerOptions& options, int cuda_index);
 // Every combination, tokens fastest.
 std::vector<KernelCase> Cases(const CaseOptions& options);
 // fp32, bf16, fp16.

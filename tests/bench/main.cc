@@ -5,6 +5,7 @@
 #include "tests/bench/commands/kernels_command.h"
 #include "tests/bench/commands/optimizer_command.h"
 #include "tests/bench/commands/passes_command.h"
+#include "tests/bench/commands/replicas_command.h"
 #include "tests/bench/commands/sweep_command.h"
 #include "tests/bench/commands/weight_gradient_command.h"
 
@@ -20,6 +21,7 @@ int Main(int argc, char** argv) {
   AddSweepCommand(app, &exit_code);
   AddWeightGradientCommand(app, &exit_code);
   AddOptimizerCommand(app, &exit_code);
+  AddReplicasCommand(app, &exit_code);
   AddPassesCommand(app, &exit_code);
   try {
     app.parse(argc, argv);

@@ -1,7 +1,6 @@
 #include "tests/bench/commands/optimizer_command.h"
 
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,17 +12,11 @@ namespace lossd::bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using kernels::DataType;
-using kernels::OptimizerArguments;
-using kernels::OptimizerRule;
 
-struct OptimizerOptions {
+struct OptimizerCommand {
   std::string device = "cuda:0";
-  std::string optimizer = "adamw";
-  std::string dtype = "bf16";
-  bool no_master = false;
+  OptimizerOptions step;
   bool json = false;
-  OptimizerCase one = {.repetitions = 9};
 };
 
 const char kOptimizerDescription[] =
@@ -44,23 +37,12 @@ const char kOptimizerFooter[] =
     "First the step is checked: bits of elements from all over the matrix against the CPU's arithmetic, and "
     "the norm.\n";
 
-OptimizerArguments ArgumentsOf(const std::string& name) {
-  OptimizerArguments arguments{.learning_rate = 1e-3, .gradient_scale = 0.5, .weight_decay = 0.01};
-  if (name == "sgd" || name == "momentum") {
-    arguments.rule = OptimizerRule::kSgd;
-    arguments.momentum = name == "momentum" ? 0.9 : 0;
-  } else {
-    arguments.rule = name == "adam" ? OptimizerRule::kAdam : OptimizerRule::kAdamW;
-  }
-  return arguments;
-}
-
 double GigabytesPerSecond(int64_t bytes, double milliseconds) {
   return milliseconds > 0 ? static_cast<double>(bytes) / milliseconds * 1e-6 : 0;
 }
 
-Json ToJson(const OptimizerOptions& options, const OptimizerCase& c, const OptimizerResult& r) {
-  Json json = {{"optimizer", options.optimizer},
+Json ToJson(const OptimizerCommand& options, const OptimizerCase& c, const OptimizerResult& r) {
+  Json json = {{"optimizer", options.step.optimizer},
                {"vocab", c.vocab},
                {"hidden", c.hidden},
                {"dtype", ShortName(c.dtype)},
@@ -90,8 +72,8 @@ void PrintLine(const char* what, int64_t bytes, double milliseconds) {
               GigabytesPerSecond(bytes, milliseconds));
 }
 
-void PrintTable(const OptimizerOptions& options, const OptimizerCase& c, const OptimizerResult& r) {
-  std::printf("%s over [%lld, %lld] %s%s, %lld bytes an element; %s\n", options.optimizer.c_str(),
+void PrintTable(const OptimizerCommand& options, const OptimizerCase& c, const OptimizerResult& r) {
+  std::printf("%s over [%lld, %lld] %s%s, %lld bytes an element; %s\n", options.step.optimizer.c_str(),
               static_cast<long long>(c.vocab), static_cast<long long>(c.hidden), ShortName(c.dtype).c_str(),
               c.has_master() ? " with an fp32 master" : "",
               static_cast<long long>(c.step_bytes() / c.elements()), r.hardware.c_str());
@@ -104,17 +86,9 @@ void PrintTable(const OptimizerOptions& options, const OptimizerCase& c, const O
               r.norm_error);
 }
 
-int RunOptimizer(const OptimizerOptions& options) {
-  OptimizerCase one = options.one;
-  one.cuda_index = CudaIndex(options.device);
+int RunOptimizer(const OptimizerCommand& options) {
+  const OptimizerCase one = CaseOf(options.step, CudaIndex(options.device));
   const bool cpu = one.cuda_index < 0;
-  if (one.vocab == 0) one.vocab = cpu ? 16384 : 131072;
-  if (one.hidden == 0) one.hidden = cpu ? 1024 : 4096;
-  one.dtype = options.dtype == "fp32"   ? DataType::kFloat32
-              : options.dtype == "fp16" ? DataType::kFloat16
-                                        : DataType::kBFloat16;
-  one.master = !options.no_master;
-  one.arguments = ArgumentsOf(options.optimizer);
   OptimizerResult result;
   if (cpu) {
     result = RunCpuOptimizerCase(one);
@@ -139,24 +113,9 @@ int RunOptimizer(const OptimizerOptions& options) {
 void AddOptimizerCommand(CLI::App& app, int* exit_code) {
   CLI::App& command = *app.add_subcommand("optimizer", kOptimizerDescription);
   command.footer(std::string(kOptimizerFooter) + kExitCodes);
-  const auto options = std::make_shared<OptimizerOptions>();
-  const CLI::Range size(int64_t{0}, int64_t{1} << 31);
+  const auto options = std::make_shared<OptimizerCommand>();
   AddDeviceOption(command, options->device);
-  command.add_option("--vocab", options->one.vocab, "Vocabulary size; 0: 131072, on the CPU 16384")
-      ->check(size)
-      ->capture_default_str();
-  command.add_option("--hidden", options->one.hidden, "Hidden size; 0: 4096, on the CPU 1024")
-      ->check(size)
-      ->capture_default_str();
-  command.add_option("--optimizer", options->optimizer, "adamw, adam, momentum (SGD with 0.9) or sgd")
-      ->check(CLI::IsMember({"adamw", "adam", "momentum", "sgd"}))
-      ->capture_default_str();
-  command.add_option("--dtype", options->dtype, "Of the weights: fp32, bf16 or fp16")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
-      ->capture_default_str();
-  command.add_flag("--no_master", options->no_master,
-                   "Step the 16-bit weights themselves, without an fp32 master beside them");
-  AddRepetitionsOption(command, options->one.repetitions);
+  AddOptimizerOptions(command, options->step);
   command.add_flag("--json", options->json, "Print JSON instead of a table");
   command.callback([options, exit_code] { *exit_code = RunOptimizer(*options); });
 }

@@ -29,21 +29,26 @@ std::string ProblemOf(const std::vector<std::string>& devices) {
   return "";
 }
 
+CLI::Option* AddDevicesOption(CLI::App& command, std::vector<std::string>& devices, const std::string& help) {
+  return command
+      .add_option_function<std::vector<std::string>>(
+          "--devices",
+          [&devices](const std::vector<std::string>& names) {
+            if (const std::string problem = ProblemOf(names); !problem.empty()) {
+              throw CLI::ValidationError("--devices", problem);
+            }
+            devices = names;
+          },
+          help)
+      ->delimiter(',')
+      ->type_name("cuda:0,cuda:1,...|cpu,cpu,...");
+}
+
 void AddDevicesOptions(CLI::App& command, DevicesOptions& options) {
   constexpr char kGroup[] = "Over devices";
-  auto* const devices = command
-                            .add_option_function<std::vector<std::string>>(
-                                "--devices",
-                                [&options](const std::vector<std::string>& names) {
-                                  if (const std::string problem = ProblemOf(names); !problem.empty()) {
-                                    throw CLI::ValidationError("--devices", problem);
-                                  }
-                                  options.devices = names;
-                                },
-                                "Spread the vocabulary over these devices, a process each, and time the step "
-                                "beside that of one of them, in turns")
-                            ->delimiter(',')
-                            ->type_name("cuda:0,cuda:1,...|cpu,cpu,...")
+  auto* const devices = AddDevicesOption(command, options.devices,
+                                         "Spread the vocabulary over these devices, a process each, and time "
+                                         "the step beside that of one of them, in turns")
                             ->excludes(command.get_option("--device"))
                             ->group(kGroup);
   command.add_option("--steps", options.steps, "Steps of a round, which follow each other")

@@ -21,6 +21,8 @@ struct DevicesOptions {
 // Empty, or why no ranks can be made of them, and what to name instead.
 std::string ProblemOf(const std::vector<std::string>& devices);
 
+// --devices, of which there have to be two or more, and no problem.
+CLI::Option* AddDevicesOption(CLI::App& command, std::vector<std::string>& devices, const std::string& help);
 // Beside --device of the command, which they exclude.
 void AddDevicesOptions(CLI::App& command, DevicesOptions& options);
 
