@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of each round that of the slowest replica.
+// The time of the slowest replica in each round.
 std::vector<double> SlowestRounds(const std::vector<Json>& replicas, const std::string& time) {
   std::vector<double> slowest;
   for (const Json& replica : replicas) {

@@ -152,15 +152,13 @@ class Slices : public OptimizerTest {
     return squares;
   }
 
-  // A replica's part of the sum of dW, and no more: that of a head without a bias.
-  static void GiveMatrix(Replicas::One& one, const GradientValues& gradient,
-                         const ReplicaConnections& others) {
+  // A head that gives a replica's part of the sum of dW, and no more: one without a bias.
+  static std::unique_ptr<HeadUnderTest> MatrixAlone(Replicas::One& one, const GradientValues& gradient) {
     HeadConfig config = one.head->config();
     config.bias = false;
-    HeadUnderTest head(one.device.get(), config, one.shard);
-    Write(head, {gradient.dw, {}});
-    const absl::Status summed = head.backend().SumSlices(nullptr, others.communicators);
-    EXPECT_TRUE(summed.ok()) << summed;
+    auto head = std::make_unique<HeadUnderTest>(one.device.get(), config, one.shard);
+    Write(*head, {gradient.dw, {}});
+    return head;
   }
 
   // What it steps of these values, as a checkpoint gives it back.
@@ -317,10 +315,12 @@ TEST_P(Slices, ASumThatBrokeOffIsMadeAgain) {
   PublishAll(replicas, values);
   const std::vector<GradientValues> before = RandomGradients(config, size, 5);
   WriteAll(replicas, before);
+  const std::unique_ptr<HeadUnderTest> lost = MatrixAlone(replicas.at(size - 1), before.back());
   replicas.Together([&](int32_t replica, const ReplicaConnections& others) {
     HeadBackend& backend = replicas.at(replica).backend();
     if (replica == size - 1) {  // is lost between dW's sum and the bias's
-      GiveMatrix(replicas.at(replica), before.back(), others);
+      const absl::Status summed = lost->backend().SumSlices(nullptr, others.communicators);
+      EXPECT_TRUE(summed.ok()) << summed;
       return others.lose();
     }
     const absl::Status broken = backend.SumSlices(nullptr, others.communicators);

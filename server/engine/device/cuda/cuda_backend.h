@@ -163,6 +163,7 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::Result NarrowMaster();
   // Everything that is made of weights and of the bias, once they have changed.
   kernels::cuda::Result DeriveFromWeights();
+  kernels::cuda::Result DeriveFromBias();
   // Makes what label smoothing takes of the weights, if batches of this kind do and it is of older ones.
   kernels::cuda::Result RefreshSums(const BatchKey& kind, const kernels::Shard& shard);
   kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
@@ -197,15 +198,18 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::Result Settle(CudaGradient& gradient) const;
   // Leaves tallies on the device.
   kernels::cuda::Result Tally(const GradientParts& gradient, float scale) const;
-  // Rows of one slice, or of all.
+  // Rows of one slice, or of all; *largest becomes the largest magnitude of their weights.
   kernels::cuda::Result Step(const GradientParts& gradient,
-                             const kernels::OptimizerCoefficients& coefficients);
+                             const kernels::OptimizerCoefficients& coefficients, float* largest);
   kernels::cuda::Result ReadTallies(CudaTallies* tallies) const;
 
   absl::Status CheckSummed() const;
   // The sum of this slice, which is one that is stepped here.
   GradientParts SumOf(const kernels::RowSpan& slice) const;
   absl::StatusOr<GradientTallies> TallySlice(const kernels::RowSpan& slice, float scale) const;
+  kernels::cuda::Result StepBothSlices(const kernels::OptimizerCoefficients& coefficients);
+  // DeriveFromWeights, where it is known how large those are that are stepped here.
+  kernels::cuda::Result DeriveFromSlices();
   // A sum in this buffer of rows of so many entries.
   SlicePipeline::Sums SumsIn(const kernels::cuda::DeviceBuffer& buffer, int64_t columns) const;
 
@@ -255,7 +259,11 @@ class CudaBackend : public HeadBackend {
   std::array<std::optional<kernels::Segments>, 2> sums_of_;  // none: of other weights than there are
   // Masters and moments are of these rows, as are the sums of the replicas' gradients.
   const kernels::SteppedRows stepped_;
-  CudaGradient sum_;  // [stepped rows, padded H], without smoothing; only over replicas
+  CudaGradient sum_;  // [stepped rows, padded H], without smoothing; only over replicas, as what follows
+  // The largest magnitudes among the weights of both slices; known since they were stepped, until they change
+  // in another way.
+  kernels::cuda::DeviceBuffer slices_largest_;
+  bool knows_slices_largest_ = false;
   SlicePipeline slices_;
 };
 

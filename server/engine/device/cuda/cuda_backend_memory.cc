@@ -113,6 +113,7 @@ Result CudaBackend::AllocateSlices() {
     LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(stepped_.count() * GradientRowBytes(), &sum_.dw));
     if (config_.bias) LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(stepped_.count() * kFloat, &sum_.db));
   }
+  LOSSD_CUDA_PASS_ON(CreateZeros(2 * kFloat, &slices_largest_));
   return slices_.Create(SlicePipeline::ScratchBytes(shard_.slices(), shard_.replica, padded_hidden_));
 }
 

@@ -1,6 +1,7 @@
 // What the replicas of a head on CUDA devices do together when a window ends.
 #include "kernels/collectives/slice_exchange.h"
 #include "kernels/cuda/optimizer/optimizer.h"
+#include "kernels/cuda/rows/row_kernels.h"
 #include "server/engine/device/cuda/cuda_backend.h"
 #include "server/engine/device/cuda/cuda_status.h"
 #include "server/engine/device/rank_status.h"
@@ -99,11 +100,37 @@ absl::Status CudaBackend::StepSlices(const StepArguments& arguments) {
   if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
   const absl::StatusOr<OptimizerCoefficients> coefficients = CoefficientsFor(config_, arguments);
   if (!coefficients.ok()) return coefficients.status();
-  Result result;
+  return Finished(StepBothSlices(*coefficients));
+}
+
+Result CudaBackend::StepBothSlices(const OptimizerCoefficients& coefficients) {
+  LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
+  const DeviceBuffer& largest = slices_largest_;
+  LOSSD_CUDA_TRY(cudaMemsetAsync(largest.data(), 0, static_cast<size_t>(largest.bytes()),
+                                 device_->pipeline.computing()));
+  float* of_slice = Floats(largest);
   for (const RowSpan& slice : {stepped_.own(), stepped_.mirrored()}) {
-    if (slice.count > 0 && result.ok()) result = Step(SumOf(slice), *coefficients);
+    if (slice.count > 0) LOSSD_CUDA_PASS_ON(Step(SumOf(slice), coefficients, of_slice));
+    ++of_slice;
   }
-  return Finished(result);
+  knows_slices_largest_ = true;
+  return {};
+}
+
+// Only what others have stepped has to be looked at.
+Result CudaBackend::DeriveFromSlices() {
+  cudaStream_t stream = device_->pipeline.computing();
+  float* const largest = Floats(weight_largest_);
+  LOSSD_CUDA_PASS_ON(
+      kernels::cuda::LargestMagnitude(DataType::kFloat32, slices_largest_.data(), 2, largest, stream));
+  const SliceLayout layout = shard_.slices();
+  for (int32_t slice = 0; slice < layout.replicas(); ++slice) {
+    if (layout.Steps(shard_.replica, slice)) continue;
+    const RowSpan rows = layout.Slice(slice);
+    LOSSD_CUDA_PASS_ON(kernels::cuda::RaiseLargest(config_.weight_type, WeightRow(rows.first),
+                                                   rows.count * padded_hidden_, largest, stream));
+  }
+  return DeriveFromBias();
 }
 
 // In one piece: nothing is added up on the way, so rows go from place to place.
@@ -119,7 +146,7 @@ absl::Status CudaBackend::GatherSlices(const ReplicaCommunicators& replicas) {
   absl::Status gathered = gather(weights_, padded_hidden_, SizeOf(config_.weight_type));
   if (gathered.ok() && config_.bias) gathered = gather(bias_, 1, SizeOf(DataType::kFloat32));
   if (!gathered.ok()) return gathered;
-  result = DeriveFromWeights();
+  result = knows_slices_largest_ ? DeriveFromSlices() : DeriveFromWeights();
   return result.ok() ? ToStatus(replicas.device->Wait(stream)) : DeviceFailed(result);
 }
 

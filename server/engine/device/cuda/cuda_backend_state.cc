@@ -77,16 +77,18 @@ Result CudaBackend::NarrowMaster() {
 }
 
 Result CudaBackend::DeriveFromWeights() {
-  cudaStream_t stream = device_->pipeline.computing();
+  knows_slices_largest_ = false;
   LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(config_.weight_type, weights_.data(),
                                                      config_.vocab_size * padded_hidden_,
-                                                     Floats(weight_largest_), stream));
-  if (config_.bias) {
-    LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(DataType::kFloat32, bias_.data(), config_.vocab_size,
-                                                       Floats(bias_largest_), stream));
-  }
+                                                     Floats(weight_largest_), device_->pipeline.computing()));
+  return DeriveFromBias();
+}
+
+Result CudaBackend::DeriveFromBias() {
   sums_of_.fill(std::nullopt);
-  return {};
+  if (!config_.bias) return {};
+  return kernels::cuda::LargestMagnitude(DataType::kFloat32, bias_.data(), config_.vocab_size,
+                                         Floats(bias_largest_), device_->pipeline.computing());
 }
 
 absl::Status CudaBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataType type, void* out) {

@@ -132,7 +132,7 @@ absl::StatusOr<GradientTallies> CudaBackend::ApplyStep(const Gradient* of, const
   const absl::StatusOr<OptimizerCoefficients> coefficients = CoefficientsFor(config_, arguments);
   if (!coefficients.ok()) return coefficients.status();
   CudaTallies tallies;
-  Result result = Step(PartsOf(Find(of)), *coefficients);
+  Result result = Step(PartsOf(Find(of)), *coefficients, Floats(weight_largest_));
   if (result.ok()) result = ReadTallies(&tallies);
   if (!result.ok()) return DeviceFailed(result);
   return WholeOf(tallies);
@@ -146,8 +146,8 @@ float* At(const DeviceBuffer& buffer, int64_t first) {
 
 }  // namespace
 
-// The largest weight is known once all rows are: over replicas others step some.
-Result CudaBackend::Step(const GradientParts& gradient, const OptimizerCoefficients& coefficients) {
+Result CudaBackend::Step(const GradientParts& gradient, const OptimizerCoefficients& coefficients,
+                         float* largest) {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
   cudaStream_t stream = device_->pipeline.computing();
   void* scratch = device_->tallies.data();
@@ -163,7 +163,7 @@ Result CudaBackend::Step(const GradientParts& gradient, const OptimizerCoefficie
                           .master = At(master_, kept),
                           .first_moment = At(moments_[0], kept),
                           .second_moment = At(moments_[1], kept),
-                          .largest_weight = over_replicas() ? nullptr : Floats(weight_largest_)};
+                          .largest_weight = largest};
   LOSSD_CUDA_PASS_ON(kernels::cuda::ApplyOptimizer(matrix, coefficients, scratch, tallies, stream));
   if (!config_.bias) return {};
   const StepTensor bias{.shape = BiasShape(rows.count),
@@ -172,7 +172,7 @@ Result CudaBackend::Step(const GradientParts& gradient, const OptimizerCoefficie
                         .weight = At(bias_, rows.first),
                         .first_moment = At(bias_moments_[0], place),
                         .second_moment = At(bias_moments_[1], place),
-                        .largest_weight = over_replicas() ? nullptr : Floats(bias_largest_)};
+                        .largest_weight = Floats(bias_largest_)};
   return kernels::cuda::ApplyOptimizer(bias, coefficients, scratch, tallies + 1, stream);
 }
 
