@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 #include <time.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -110,7 +111,9 @@ Result NcclCommunicator::Connect(const NcclOptions& options, Rendezvous& rendezv
     own.assign(id.bytes, sizeof(id.bytes));
   }
   std::vector<std::string> all;
-  LOSSD_COLLECTIVE_TRY(rendezvous.AllGather(std::move(own), timeout_, &all));
+  const std::chrono::milliseconds timeout =
+      options.connect_timeout.count() > 0 ? options.connect_timeout : options.timeout;
+  LOSSD_COLLECTIVE_TRY(rendezvous.AllGather(std::move(own), timeout, &all));
   if (all.size() != static_cast<size_t>(size()) || all[0].size() != sizeof(id.bytes)) {
     return {Code::kMismatch, "the rendezvous did not give the id of rank 0 of " + std::to_string(size())};
   }
@@ -125,7 +128,7 @@ Result NcclCommunicator::Connect(const NcclOptions& options, Rendezvous& rendezv
     // need.
     config.cga_cluster_size = options.most_blocks > 1 ? 2 : 0;
   }
-  const Clock::time_point deadline = Clock::now() + timeout_;
+  const Clock::time_point deadline = Clock::now() + timeout;
   {
     const std::lock_guard<std::timed_mutex> lock(turn_);
     const NcclStatus status = nccl_->init_rank(&comm_, size(), id, rank(), &config);
@@ -277,8 +280,9 @@ Result ConnectNccl(const NcclOptions& options, Rendezvous& rendezvous,
   if (options.most_blocks < 0) {
     return refused({Code::kInvalidArgument, "the number of thread blocks must not be negative"});
   }
+  PrepareNccl(options.interface);
   std::shared_ptr<const NcclLibrary> library;
-  Result result = NcclLibrary::Open(options.library, options.interface, &library);
+  Result result = NcclLibrary::Open(options.library, &library);
   if (!result.ok()) return refused(result);
   try {
     auto connected = std::make_unique<NcclCommunicator>(options, std::move(library));
@@ -289,6 +293,14 @@ Result ConnectNccl(const NcclOptions& options, Rendezvous& rendezvous,
     return refused({Code::kFailed, exception.what()});
   }
   return {};
+}
+
+void PrepareNccl(const std::string& interface) {
+  // NVLS adds bf16 in an order that depends on the history of allocations (NVIDIA/nccl#2360).
+  const char* const set = getenv("NCCL_NVLS_ENABLE");
+  if (set == nullptr || std::strcmp(set, "0") != 0) setenv("NCCL_NVLS_ENABLE", "0", /*replace=*/1);
+  // With the = it is this one, and none whose name only begins so.
+  if (!interface.empty()) setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*replace=*/0);
 }
 
 }  // namespace lossd::kernels::collectives

@@ -18,8 +18,10 @@ struct NcclOptions {
   // The CUDA device of this rank; no other rank of the group may have it. It must be the current one of the
   // thread that makes calls.
   int device = 0;
-  // For connecting, for giving each call to the device, and for AllReduce, Barrier and Wait; at least 1 ms.
+  // For giving each call to the device, and for AllReduce, Barrier and Wait; at least 1 ms.
   std::chrono::milliseconds timeout = std::chrono::seconds(30);
+  // For connecting; 0: the same.
+  std::chrono::milliseconds connect_timeout{0};
   // Thread blocks that a call takes of the device at most, so that it can run beside a product that leaves as
   // many multiprocessors; the same on all ranks. 0: as many as NCCL likes.
   int most_blocks = 0;
@@ -31,16 +33,18 @@ struct NcclOptions {
 };
 
 // Opens NCCL, 2.18 or later, and connects this rank with the others; returns when all are connected. A group
-// of one does not use the rendezvous. Makes options.device the thread's current device. Sets
-// NCCL_NVLS_ENABLE=0 in the environment, whatever it was: sums by NVLS depend on what was allocated before;
-// and NCCL_SOCKET_IFNAME, as options.interface says. So the first call in a process must come before other
-// threads may read the environment. Fails with
-// kUnavailable where lossd was built without CUDA.
+// of one does not use the rendezvous. Makes options.device the thread's current device. Calls PrepareNccl.
+// Fails with kUnavailable where lossd was built without CUDA.
 //
 // NCCL's own settings (NCCL_SOCKET_IFNAME, NCCL_DEBUG and others) are read from the environment; what goes
 // between hosts is neither encrypted nor authenticated.
 Result ConnectNccl(const NcclOptions& options, Rendezvous& rendezvous,
                    std::unique_ptr<Communicator>* communicator);
+
+// Sets NCCL_NVLS_ENABLE=0 in the environment, whatever it was: sums by NVLS depend on what was allocated
+// before; and NCCL_SOCKET_IFNAME to this interface, unless it is set or this is empty. The first call in a
+// process must come before other threads may read the environment; the same again changes nothing.
+void PrepareNccl(const std::string& interface);
 
 }  // namespace lossd::kernels::collectives
 

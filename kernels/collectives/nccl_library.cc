@@ -66,12 +66,7 @@ const char* NcclLibrary::FindAll(void* opened) {
   return missing;
 }
 
-Result NcclLibrary::Open(const std::string& name, const std::string& interface,
-                         std::shared_ptr<const NcclLibrary>* library) {
-  // NVLS adds bf16 in an order that depends on the history of allocations (NVIDIA/nccl#2360).
-  setenv("NCCL_NVLS_ENABLE", "0", /*replace=*/1);
-  // With the = it is this one, and none whose name only begins so.
-  if (!interface.empty()) setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*replace=*/0);
+Result NcclLibrary::Open(const std::string& name, std::shared_ptr<const NcclLibrary>* library) {
   void* const opened = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {
     const char* const why = dlerror();

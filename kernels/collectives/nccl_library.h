@@ -53,8 +53,7 @@ class NcclLibrary {
   // Fails with kUnavailable, and a message that says what is missing and how it is installed, or what version
   // was found. Before it opens it, it sets NCCL_NVLS_ENABLE=0 in the environment, and NCCL_SOCKET_IFNAME to
   // `interface` if that is not empty and the environment has none.
-  static Result Open(const std::string& name, const std::string& interface,
-                     std::shared_ptr<const NcclLibrary>* library);
+  static Result Open(const std::string& name, std::shared_ptr<const NcclLibrary>* library);
 
   NcclLibrary(const NcclLibrary&) = delete;
   NcclLibrary& operator=(const NcclLibrary&) = delete;

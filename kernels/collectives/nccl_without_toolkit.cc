@@ -9,4 +9,6 @@ Result ConnectNccl(const NcclOptions& /*options*/, Rendezvous& /*rendezvous*/,
           std::string(NameOf(Operation::kConnect)) + ": this lossd was built without CUDA"};
 }
 
+void PrepareNccl(const std::string& /*interface*/) {}
+
 }  // namespace lossd::kernels::collectives

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/collectives/nccl_communicator.h"
 #include "server/startup/group/network_interface.h"
 #include "server/version.h"
 
@@ -36,6 +37,8 @@ absl::StatusOr<std::unique_ptr<rpc::ReplicaSet>> JoinReplicas(const ReplicaOptio
     if (!own.ok()) return own.status();
     address = *std::move(own);
   }
+  // While no other thread reads the environment.
+  if (likeness.device_kind != "cpu") kernels::collectives::PrepareNccl(options.interface);
   likeness.agreed["replica_set"] = options.set;
   likeness.agreed["replicas"] = absl::StrCat(options.place.replicas);
   likeness.agreed["devices"] = absl::StrCat(likeness.ranks);

@@ -117,7 +117,7 @@ class CudaBareStep final : public BareStep {
   }
 
   std::string Connect() {
-    if (const auto opened = NcclLibrary::Open(kNccl, "", &nccl_); !opened.ok()) return opened.message();
+    if (const auto opened = NcclLibrary::Open(kNccl, &nccl_); !opened.ok()) return opened.message();
     if (!collectives_.Find()) return "the NCCL library has no collectives";
     NcclUniqueId id{};
     std::string own;

@@ -159,7 +159,7 @@ class CudaBackend : public HeadBackend {
 
   kernels::cuda::Result Publish(const WeightBuffers& staged);
   // Weights of all rows, and masters of those that are stepped here, of a whole master.
-  kernels::cuda::Result SplitMaster(const HostBuffer& master);
+  kernels::cuda::Result WriteMaster(const kernels::RowSpan& all, const void* master);
   kernels::cuda::Result NarrowMaster();
   // Everything that is made of weights and of the bias, once they have changed.
   kernels::cuda::Result DeriveFromWeights();

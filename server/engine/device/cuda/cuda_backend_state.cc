@@ -31,7 +31,7 @@ Result CudaBackend::Publish(const WeightBuffers& staged) {
   const DeviceBuffer& to = config_.master_weights ? master_ : weights_;
   // After every batch that was given the old weights.
   if (config_.master_weights && over_replicas()) {
-    LOSSD_CUDA_PASS_ON(SplitMaster(staged.weights));
+    LOSSD_CUDA_PASS_ON(WriteMaster(AllRows(), staged.weights.data()));
   } else {
     LOSSD_CUDA_PASS_ON(WriteRows(to, MatrixBytes(type), AllRows(), staged.weights.data()));
     if (config_.master_weights) LOSSD_CUDA_PASS_ON(NarrowMaster());
@@ -42,16 +42,19 @@ Result CudaBackend::Publish(const WeightBuffers& staged) {
   return {};
 }
 
-// As many rows at a time as the memory takes that is there for rows on their way.
-Result CudaBackend::SplitMaster(const HostBuffer& master) {
+// All of these rows become weights; of the master there are only those that are stepped here. As many at a
+// time as the memory takes that is there for rows on their way.
+Result CudaBackend::WriteMaster(const RowSpan& all, const void* master) {
   cudaStream_t stream = device_->pipeline.computing();
   const DeviceBuffer& passing = slices_.scratch();
   const RowBytes bytes = MatrixBytes(DataType::kFloat32);
-  const int64_t most = std::min(config_.vocab_size, passing.bytes() / bytes.stride);
+  const int64_t most = std::min(all.count, passing.bytes() / bytes.stride);
   // Padding becomes padding.
   LOSSD_CUDA_TRY(cudaMemsetAsync(passing.data(), 0, static_cast<size_t>(most * bytes.stride), stream));
-  for (RowSpan rows{0, most}; rows.count > 0;) {
-    LOSSD_CUDA_PASS_ON(WriteRows(passing, bytes, {0, rows.count}, master.data() + rows.first * bytes.row));
+  for (RowSpan rows{all.first, most}; rows.count > 0;) {
+    LOSSD_CUDA_PASS_ON(
+        WriteRows(passing, bytes, {0, rows.count},
+                  static_cast<const std::byte*>(master) + (rows.first - all.first) * bytes.row));
     LOSSD_CUDA_PASS_ON(kernels::cuda::NarrowMaster(
         Floats(passing), config_.weight_type, WeightRow(rows.first), rows.count * padded_hidden_, stream));
     for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
@@ -61,7 +64,7 @@ Result CudaBackend::SplitMaster(const HostBuffer& master) {
                                      static_cast<size_t>(part.rows.count * bytes.stride),
                                      cudaMemcpyDeviceToDevice, stream));
     }
-    rows = {rows.end(), std::min(most, config_.vocab_size - rows.end())};
+    rows = {rows.end(), std::min(most, all.end() - rows.end())};
   }
   return {};
 }
@@ -249,6 +252,11 @@ absl::Status CudaBackend::WriteState(const std::string& tensor, int64_t first_ro
   const absl::StatusOr<StateEntry> entry = FindState(config_, tensor);
   if (!entry.ok()) return entry.status();
   const RowSpan span{first_row, rows};
+  if (entry->part == StatePart::kMaster && over_replicas()) {
+    Result result(cudaSetDevice(device_->index), "cudaSetDevice");
+    if (result.ok()) result = WriteMaster(span, in);
+    return Finished(result);
+  }
   if (entry->part != StatePart::kWeight) return WriteStepped(BufferOf(*entry), BytesOf(*entry), span, in);
   return Finished(WriteRows(BufferOf(*entry), BytesOf(*entry), span, in));
 }

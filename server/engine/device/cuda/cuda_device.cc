@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <span>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/collectives/communicator.h"
+#include "kernels/collectives/nccl_communicator.h"
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/rounding.h"
@@ -35,6 +37,9 @@ using kernels::cuda::Result;
 constexpr int64_t kGatheredBytes = int64_t{32} << 20;
 // Chunks are gathered, so small ones cost no passes over dW, and the copies overlap more.
 constexpr int64_t kPreferredChunkBytes = int64_t{2} << 20;
+
+// NCCL takes seconds where there are many GPUs, or hosts.
+constexpr std::chrono::milliseconds kConnecting = std::chrono::seconds(30);
 
 class CudaDevice : public Device {
  public:
@@ -103,6 +108,8 @@ class CudaDevice : public Device {
   }
   bool SpreadsHeads() const override { return path_ == Path::kHopper; }
   absl::Status JoinRanks(kernels::collectives::Communicator* communicator) override;
+  absl::StatusOr<std::shared_ptr<ReplicaConnection>> ConnectReplicas(
+      const ReplicaNetwork& network, kernels::collectives::Rendezvous& rendezvous) override;
 
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
     return PlanShard(config, HeadShard::Whole(config.vocab_size));
@@ -228,6 +235,24 @@ class CudaDevice : public Device {
 };
 
 // Ranks cut a batch into the same tiles, which follow from the workspace and the multiprocessors.
+absl::StatusOr<std::shared_ptr<ReplicaConnection>> CudaDevice::ConnectReplicas(
+    const ReplicaNetwork& network, kernels::collectives::Rendezvous& rendezvous) {
+  absl::StatusOr<std::unique_ptr<kernels::collectives::Communicator>> host =
+      ConnectReplicaHosts(network, rendezvous);
+  if (!host.ok()) return host.status();
+  std::unique_ptr<kernels::collectives::Communicator> device;
+  const absl::Status connected = ToStatus(
+      kernels::collectives::ConnectNccl({.rank = network.place.replica,
+                                         .size = network.place.replicas,
+                                         .device = shared_.index,
+                                         .timeout = network.timeout,
+                                         .connect_timeout = std::max(network.connect_timeout, kConnecting),
+                                         .interface = network.interface},
+                                        rendezvous, &device));
+  if (!connected.ok()) return connected;
+  return OwningConnection(*std::move(host), std::move(device));
+}
+
 absl::Status CudaDevice::JoinRanks(kernels::collectives::Communicator* communicator) {
   using kernels::collectives::Reduction;
   if (const Result current(cudaSetDevice(shared_.index), "cudaSetDevice"); !current.ok()) {
