@@ -160,6 +160,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.is_filled = is_filled;
   environment.end_together = options_.end_together;
   environment.publish_together = options_.publish_together;
+  environment.find_part = options_.find_part;
   environment.device_done = device_done_;
   if (config.double_buffer) {
     absl::StatusOr<std::unique_ptr<Gradient>> gradient = device_->CreateGradient(config);

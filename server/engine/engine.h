@@ -76,6 +76,7 @@ struct EngineOptions {
   // They wait. UNAVAILABLE if not all replicas are there; asked again, they do what is missing.
   std::function<absl::Status(const HeadConfig&)> create_together = {};
   std::function<absl::Status(const std::string& name, Head::DiscardGradient)> delete_together = {};
+  std::function<absl::StatusOr<std::shared_ptr<ReplicaPart>>(const Head&, int32_t replica)> find_part = {};
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
 };

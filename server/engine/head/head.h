@@ -39,6 +39,8 @@
 #include "server/engine/head/parts/lifecycle.h"
 #include "server/engine/head/parts/logits_call.h"
 #include "server/engine/head/parts/logits_queue.h"
+#include "server/engine/head/parts/part_rows.h"
+#include "server/engine/head/parts/replica_part.h"
 #include "server/engine/head/parts/session_table.h"
 #include "server/engine/head/parts/staged_write.h"
 #include "server/engine/head/parts/teacher_lease.h"
@@ -71,6 +73,8 @@ struct HeadEnvironment {
   std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together = {};
   // The same: has all of them publish this write, which is prepared here (Head::PrepareWrite).
   std::function<void(std::shared_ptr<Head>, std::shared_ptr<StagedWrite>)> publish_together = {};
+  // There: another replica of this head. UNAVAILABLE if not all are there.
+  std::function<absl::StatusOr<std::shared_ptr<ReplicaPart>>(const Head&, int32_t replica)> find_part = {};
   // Whether it takes nothing before InstallPart.
   bool is_filled = false;
   // Told, perhaps by several heads, when the device can no longer be trusted.
@@ -225,6 +229,13 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // An empty one, HeadEnvironment::is_filled, has all of it: it is as far as this now, and takes chunks.
   void InstallPart(const PartState& part);
   bool IsBeingFilled() const;
+
+  // Rows that this replica holds, for another one, or from it (head_rows.cc): of a tensor of its state, or of
+  // the sum. At most RowsOfPiece at once; `done` is called by the device thread. NOT_FOUND of no such tensor,
+  // INVALID_ARGUMENT of rows that the head has not, INTERNAL of some that are not held here, or without a
+  // sum. What is written counts as HeadBackend says, of WriteState and WriteSum.
+  void ReadPartRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done);
+  void WritePartRows(const PartRows& rows, std::string bytes, std::function<void(absl::Status)> done);
 
   // Weights (head_weights.cc)
 
@@ -394,6 +405,11 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckReplicasOf(const std::vector<SessionMarks>& marks) const;
   absl::Status CheckSameWeightsLocked(const WindowEnd& end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefillNow(const Refill& refill, const ReplicaCommunicators& replicas);
+  // On the device thread: PartRows as bytes, of a row and of those that were checked.
+  absl::StatusOr<int64_t> PartRowBytes(const std::string& tensor) const;
+  absl::StatusOr<int64_t> CheckPartRows(const PartRows& rows) const;
+  absl::Status ReadHeldRows(const PartRows& rows, char* to);
+  absl::Status WriteHeldRows(const PartRows& rows, const char* from);
   WindowEnd EndingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginPartLocked(const WindowEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // On the device thread; `ending` is GradientWindow's, of when it was asked for.

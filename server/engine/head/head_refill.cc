@@ -12,12 +12,8 @@
 namespace lossd::engine {
 namespace {
 
-using kernels::RowSpan;
 using kernels::SliceLayout;
 using kernels::collectives::Communicator;
-
-// What goes from one replica to another at once.
-constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 // One slice on its way: who has it, and who is to have it.
 struct Delivery {
@@ -53,12 +49,12 @@ absl::Status Deliver(const Delivery& delivery, Communicator& replicas, std::vect
 // Takes these rows over a piece at a time: read(rows, bytes) where they are, write(rows, bytes) where they
 // are to be.
 template <class Read, class Write>
-absl::Status DeliverRows(const Delivery& delivery, const RowSpan& rows, int64_t row_bytes,
+absl::Status DeliverRows(const Delivery& delivery, const PartRows& all, int64_t row_bytes,
                          Communicator& replicas, Read read, Write write) {
-  const int64_t most = std::max<int64_t>(1, kPieceBytes / row_bytes);
-  for (int64_t first = rows.first; first < rows.end(); first += most) {
-    const RowSpan piece{first, std::min(most, rows.end() - first)};
-    std::vector<char> bytes(static_cast<size_t>(piece.count * row_bytes));
+  const int64_t most = RowsOfPiece(row_bytes);
+  for (int64_t first = all.rows.first; first < all.rows.end(); first += most) {
+    const PartRows piece{all.tensor, {first, std::min(most, all.rows.end() - first)}};
+    std::vector<char> bytes(static_cast<size_t>(piece.rows.count * row_bytes));
     absl::Status status;
     if (delivery.from == replicas.rank()) status = read(piece, bytes.data());
     if (status.ok()) status = Deliver(delivery, replicas, bytes);
@@ -66,41 +62,6 @@ absl::Status DeliverRows(const Delivery& delivery, const RowSpan& rows, int64_t 
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
-}
-
-absl::Status DeliverState(HeadBackend& backend, const Delivery& delivery, const RowSpan& rows,
-                          Communicator& replicas) {
-  for (const StateTensor& tensor : backend.StateTensors()) {
-    const absl::Status delivered = DeliverRows(
-        delivery, rows, tensor.columns * kernels::SizeOf(tensor.type), replicas,
-        [&](const RowSpan& piece, char* to) {
-          return backend.ReadState(tensor.name, piece.first, piece.count, to);
-        },
-        [&](const RowSpan& piece, const char* from) {
-          return backend.WriteState(tensor.name, piece.first, piece.count, from);
-        });
-    if (!delivered.ok()) return delivered;
-  }
-  return absl::OkStatus();
-}
-
-// A row of the sum, and behind it its bias's.
-absl::Status DeliverSum(HeadBackend& backend, const HeadConfig& config, const Delivery& delivery,
-                        const RowSpan& rows, Communicator& replicas) {
-  const int64_t columns = config.hidden_size + 1;
-  return DeliverRows(
-      delivery, rows, columns * static_cast<int64_t>(sizeof(float)), replicas,
-      [&](const RowSpan& piece, char* to) {
-        auto* const values = reinterpret_cast<float*>(to);
-        absl::Status read = backend.ReadSum(piece.first, piece.count, values);
-        if (!read.ok() || !config.bias) return read;
-        return backend.ReadBiasSum(piece.first, piece.count, values + piece.count * config.hidden_size);
-      },
-      [&](const RowSpan& piece, const char* from) {
-        const auto* const values = reinterpret_cast<const float*>(from);
-        const float* const bias = config.bias ? values + piece.count * config.hidden_size : nullptr;
-        return backend.WriteSum(piece.first, piece.count, values, bias);
-      });
 }
 
 }  // namespace
@@ -114,20 +75,27 @@ void Head::RefillPart(const Refill& refill, std::shared_ptr<const ReplicaCommuni
 
 absl::Status Head::RefillNow(const Refill& refill, const ReplicaCommunicators& replicas) {
   if (absl::Status alive = CheckAlive(); !alive.ok()) return alive;
-  HeadBackend& backend = *backend_;
-  Communicator& host = *replicas.host;
+  std::vector<std::string> tensors;
+  for (const StateTensor& tensor : backend_->StateTensors()) tensors.push_back(tensor.name);
+  if (refill.sums) tensors.emplace_back();
   const SliceLayout layout(config_.vocab_size, environment_.place.replicas);
   for (int32_t slice = 0; slice < layout.replicas(); ++slice) {
     const Delivery delivery = DeliveryOf(layout, slice, refill.empty);
     if (delivery.to.empty()) continue;
-    for (const RowSpan& rows : backend.SliceRows(layout, slice)) {
-      absl::Status status = DeliverState(backend, delivery, rows, host);
-      if (status.ok() && refill.sums) status = DeliverSum(backend, config_, delivery, rows, host);
-      if (!status.ok()) return status;
+    for (const RowSpan& rows : backend_->SliceRows(layout, slice)) {
+      for (const std::string& tensor : tensors) {
+        const absl::StatusOr<int64_t> row_bytes = PartRowBytes(tensor);
+        if (!row_bytes.ok()) return row_bytes.status();
+        absl::Status delivered = DeliverRows(
+            delivery, {tensor, rows}, *row_bytes, *replicas.host,
+            [this](const PartRows& piece, char* to) { return ReadHeldRows(piece, to); },
+            [this](const PartRows& piece, const char* from) { return WriteHeldRows(piece, from); });
+        if (!delivered.ok()) return delivered;
+      }
     }
   }
   const bool filled = refill.empty[static_cast<size_t>(environment_.place.replica)];
-  return filled ? backend.RestoreState() : absl::OkStatus();
+  return filled ? backend_->RestoreState() : absl::OkStatus();
 }
 
 void Head::InstallPart(const PartState& part) {

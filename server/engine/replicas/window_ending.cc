@@ -84,6 +84,12 @@ class OwnPart : public ReplicaPart {
   void Reopen(const absl::Status& /*why*/, std::function<void(absl::Status)> done) override {
     done(absl::OkStatus());
   }
+  void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override {
+    head_->ReadPartRows(rows, std::move(done));
+  }
+  void WriteRows(const PartRows& rows, std::string bytes, std::function<void(absl::Status)> done) override {
+    head_->WritePartRows(rows, std::move(bytes), std::move(done));
+  }
 
  private:
   const std::shared_ptr<Head> head_;

@@ -15,27 +15,13 @@
 #include "absl/strings/string_view.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/head/head.h"
+#include "server/engine/head/parts/replica_part.h"
 
 namespace lossd::engine {
 
 // A replica was lost, and with it the epoch: whether it has done what it was asked for is not known.
 absl::Status ReplicaLost(absl::string_view why);
 bool IsReplicaLost(const absl::Status& status);
-
-// Another replica of a head, as the coordinator reaches it. Calls never block, and what is asked of one
-// replica comes there in the order of the calls. `done` is called once, by any thread; with ReplicaLost if
-// the epoch was over before.
-class ReplicaPart {
- public:
-  virtual ~ReplicaPart() = default;
-
-  // Head's.
-  virtual void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) = 0;
-  virtual void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<GradientStats>)> done) = 0;
-  // PublishPart once StepPart is done.
-  virtual void Step(const JointStep& step, std::function<void(absl::Status)> done) = 0;
-  virtual void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) = 0;
-};
 
 // What a coordinator does in one epoch, and nothing when that is over. Thread-safe.
 class CoordinatedEpoch {

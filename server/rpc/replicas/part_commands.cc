@@ -13,19 +13,12 @@ using group::v1::ReplicaCommand;
 using Replicas = std::shared_ptr<const engine::ReplicaCommunicators>;
 using FoundHead = std::shared_ptr<engine::Head>;
 
-std::string NameOf(const ReplicaCommand& command) {
-  switch (command.command_case()) {
-    case ReplicaCommand::kSeal:
-      return command.seal().step().head();
-    case ReplicaCommand::kSum:
-      return command.sum().head();
-    case ReplicaCommand::kStep:
-      return command.step().head();
-    case ReplicaCommand::kReopen:
-      return command.reopen().head();
-    default:
-      return "";
-  }
+// Of what is done, or not.
+std::function<void(const absl::Status&)> Replied(GroupMember::Reply reply) {
+  return [reply = std::move(reply)](const absl::Status& done) {
+    if (!done.ok()) return reply(done);
+    reply("");
+  };
 }
 
 void Do(const FoundHead& head, const group::v1::SealWindow& seal, GroupMember::Reply reply) {
@@ -63,6 +56,14 @@ void Do(const FoundHead& head, const group::v1::StepWindow& command, const Repli
   });
 }
 
+void Do(const FoundHead& head, const group::v1::HeldRows& rows, GroupMember::Reply reply) {
+  head->ReadPartRows(ToEngine(rows), std::move(reply));
+}
+
+void Do(const FoundHead& head, const group::v1::WriteHeldRows& write, GroupMember::Reply reply) {
+  head->WritePartRows(ToEngine(write.rows()), write.data(), Replied(std::move(reply)));
+}
+
 }  // namespace
 
 void DoPart(engine::Engine& engine, const Replicas& replicas, const ReplicaCommand& command,
@@ -73,7 +74,7 @@ void DoPart(engine::Engine& engine, const Replicas& replicas, const ReplicaComma
       reply(data);
     };
   }
-  const absl::StatusOr<FoundHead> head = engine.FindHead(NameOf(command));
+  const absl::StatusOr<FoundHead> head = engine.FindHead(command.head());
   if (!head.ok()) return reply(head.status());
   switch (command.command_case()) {
     case ReplicaCommand::kSeal:
@@ -85,6 +86,10 @@ void DoPart(engine::Engine& engine, const Replicas& replicas, const ReplicaComma
     case ReplicaCommand::kReopen:
       (*head)->ReopenPart(absl::AbortedError(command.reopen().why()));
       return reply("");
+    case ReplicaCommand::kReadRows:
+      return Do(*head, command.read_rows(), std::move(reply));
+    case ReplicaCommand::kWriteRows:
+      return Do(*head, command.write_rows(), std::move(reply));
     default:
       return reply(absl::InternalError("a command says nothing that is known here"));
   }

@@ -1,5 +1,7 @@
 #include "server/rpc/replicas/remote_part.h"
 
+#include <utility>
+
 #include "server/rpc/replicas/replica_questions.h"
 #include "server/rpc/replicas/replica_wire.h"
 
@@ -17,6 +19,10 @@ absl::StatusOr<Message> Parsed(const absl::StatusOr<std::string>& data) {
   return message;
 }
 
+std::function<void(const absl::StatusOr<std::string>&)> WithoutData(std::function<void(absl::Status)> done) {
+  return [done = std::move(done)](const absl::StatusOr<std::string>& data) { done(data.status()); };
+}
+
 }  // namespace
 
 RemotePart::RemotePart(std::shared_ptr<RankQuestions> questions, int32_t replica,
@@ -26,8 +32,9 @@ RemotePart::RemotePart(std::shared_ptr<RankQuestions> questions, int32_t replica
       head_(config.name),
       fingerprint_(FingerprintOf(config)) {}
 
-void RemotePart::Ask(const char* name, const ReplicaCommand& command,
+void RemotePart::Ask(const char* name, ReplicaCommand command,
                      std::function<void(const absl::StatusOr<std::string>&)> done) {
+  command.set_head(head_);
   AskReplica(*questions_, replica_, name, command, std::move(done));
 }
 
@@ -35,7 +42,7 @@ void RemotePart::Seal(const engine::WindowEnd& end, std::function<void(absl::Sta
   ReplicaCommand command;
   ToProto(head_, end, command.mutable_seal());
   command.mutable_seal()->set_fingerprint(fingerprint_);
-  Ask("SealWindow", command, [done = std::move(done)](const absl::StatusOr<std::string>& data) {
+  Ask("SealWindow", std::move(command), [done = std::move(done)](const absl::StatusOr<std::string>& data) {
     const auto sealed = Parsed<group::v1::Sealed>(data);
     if (sealed.ok()) return done(sealed->window_tokens());
     done(sealed.status());
@@ -45,9 +52,8 @@ void RemotePart::Seal(const engine::WindowEnd& end, std::function<void(absl::Sta
 void RemotePart::Sum(uint64_t window_tokens,
                      std::function<void(absl::StatusOr<engine::GradientStats>)> done) {
   ReplicaCommand command;
-  command.mutable_sum()->set_head(head_);
   command.mutable_sum()->set_window_tokens(window_tokens);
-  Ask("SumWindow", command, [done = std::move(done)](const absl::StatusOr<std::string>& data) {
+  Ask("SumWindow", std::move(command), [done = std::move(done)](const absl::StatusOr<std::string>& data) {
     const auto summed = Parsed<group::v1::JointStep>(data);
     if (summed.ok()) return done(ToEngine(*summed).stats);
     done(summed.status());
@@ -56,18 +62,29 @@ void RemotePart::Sum(uint64_t window_tokens,
 
 void RemotePart::Step(const engine::JointStep& step, std::function<void(absl::Status)> done) {
   ReplicaCommand command;
-  command.mutable_step()->set_head(head_);
   ToProto(step, command.mutable_step()->mutable_step());
-  Ask("StepWindow", command,
-      [done = std::move(done)](const absl::StatusOr<std::string>& data) { done(data.status()); });
+  Ask("StepWindow", std::move(command), WithoutData(std::move(done)));
 }
 
 void RemotePart::Reopen(const absl::Status& why, std::function<void(absl::Status)> done) {
   ReplicaCommand command;
-  command.mutable_reopen()->set_head(head_);
   command.mutable_reopen()->set_why(std::string(why.message()));
-  Ask("ReopenWindow", command,
-      [done = std::move(done)](const absl::StatusOr<std::string>& data) { done(data.status()); });
+  Ask("ReopenWindow", std::move(command), WithoutData(std::move(done)));
+}
+
+void RemotePart::ReadRows(const engine::PartRows& rows,
+                          std::function<void(absl::StatusOr<std::string>)> done) {
+  ReplicaCommand command;
+  ToProto(rows, command.mutable_read_rows());
+  Ask("ReadRows", std::move(command), std::move(done));
+}
+
+void RemotePart::WriteRows(const engine::PartRows& rows, std::string bytes,
+                           std::function<void(absl::Status)> done) {
+  ReplicaCommand command;
+  ToProto(rows, command.mutable_write_rows()->mutable_rows());
+  command.mutable_write_rows()->set_data(std::move(bytes));
+  Ask("WriteRows", std::move(command), WithoutData(std::move(done)));
 }
 
 }  // namespace lossd::rpc

@@ -24,10 +24,14 @@ class RemotePart final : public engine::ReplicaPart {
   void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<engine::GradientStats>)> done) override;
   void Step(const engine::JointStep& step, std::function<void(absl::Status)> done) override;
   void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) override;
+  void ReadRows(const engine::PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override;
+  void WriteRows(const engine::PartRows& rows, std::string bytes,
+                 std::function<void(absl::Status)> done) override;
 
  private:
-  // `done` gets ReplicaLost, or what the replica has answered, with its number before its errors.
-  void Ask(const char* name, const group::v1::ReplicaCommand& command,
+  // Names the head. `done` gets ReplicaLost, or what the replica has answered, with its number before its
+  // errors.
+  void Ask(const char* name, group::v1::ReplicaCommand command,
            std::function<void(const absl::StatusOr<std::string>&)> done);
 
   const std::shared_ptr<RankQuestions> questions_;

@@ -197,6 +197,8 @@ class MeetingReplica final : public ReplicaSet {
 
   const engine::ReplicaPlace& place() const override { return options_.place; }
   bool AwaitFirstMeeting(const std::function<bool()>& told_to_end) override;
+  absl::StatusOr<std::shared_ptr<engine::ReplicaPart>> FindPart(const engine::Head& head,
+                                                                int32_t replica) override;
   absl::Status Whole() const override {
     const engine::MutexLock lock(mutex_);
     return whole_;
@@ -467,21 +469,17 @@ engine::EndingReplicas MeetingReplica::ReplicasOf(const Coordination& coordinati
 }
 
 void MeetingReplica::EndTogether(std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
-  std::shared_ptr<Coordination> coordination;
-  absl::Status whole;
-  {
-    const engine::MutexLock lock(mutex_);
-    coordination = coordination_;
-    whole = whole_;
-  }
-  if (coordination == nullptr) {
-    head->ReopenPart(absl::UnavailableError(absl::StrCat("not all replicas of head ", head->config().name,
-                                                         " are there: ", whole.message())),
-                     end.ending);
-    return;
-  }
-  engine::EndingReplicas replicas = ReplicasOf(*coordination, *head);
+  const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
+  if (!coordination.ok()) return head->ReopenPart(coordination.status(), end.ending);
+  engine::EndingReplicas replicas = ReplicasOf(**coordination, *head);
   EndWindow(std::move(head), std::move(end), std::move(replicas));
+}
+
+absl::StatusOr<std::shared_ptr<engine::ReplicaPart>> MeetingReplica::FindPart(const engine::Head& head,
+                                                                              int32_t replica) {
+  const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
+  if (!coordination.ok()) return coordination.status();
+  return std::make_shared<RemotePart>((*coordination)->questions, replica, head.config());
 }
 
 void MeetingReplica::Take(const std::string& command, GroupMember::Reply reply,

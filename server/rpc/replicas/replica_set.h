@@ -67,6 +67,10 @@ class ReplicaSet {
   virtual const engine::ReplicaPlace& place() const = 0;
   // Waits until all have met once; false if `told_to_end` says so meanwhile.
   virtual bool AwaitFirstMeeting(const std::function<bool()>& told_to_end) = 0;
+  // EngineOptions::find_part, at the coordinator: UNAVAILABLE, naming who is missing, if not all are there.
+  virtual absl::StatusOr<std::shared_ptr<engine::ReplicaPart>> FindPart(const engine::Head& head,
+                                                                        int32_t replica) = 0;
+
   // OK while all are there; else why not.
   virtual absl::Status Whole() const = 0;
 };

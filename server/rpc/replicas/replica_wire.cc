@@ -87,6 +87,16 @@ engine::JointStep ToEngine(const group::v1::JointStep& proto) {
           .skipped = proto.skipped()};
 }
 
+void ToProto(const engine::PartRows& rows, group::v1::HeldRows* proto) {
+  proto->set_tensor(rows.tensor);
+  proto->set_first_row(rows.rows.first);
+  proto->set_rows(rows.rows.count);
+}
+
+engine::PartRows ToEngine(const group::v1::HeldRows& proto) {
+  return {.tensor = proto.tensor(), .rows = {proto.first_row(), proto.rows()}};
+}
+
 void ToProto(const engine::HeadConfig& config, const engine::PartState& part, group::v1::HeadPart* proto) {
   ToProto(config, proto->mutable_config());
   proto->set_generation(part.generation);

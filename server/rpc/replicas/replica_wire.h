@@ -7,6 +7,7 @@
 
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/chunk/head_config.h"
+#include "server/engine/head/parts/part_rows.h"
 #include "server/engine/head/parts/window_end.h"
 
 namespace lossd::rpc {
@@ -17,6 +18,9 @@ engine::WindowEnd ToEnd(const group::v1::SealWindow& proto);
 
 void ToProto(const engine::JointStep& step, group::v1::JointStep* proto);
 engine::JointStep ToEngine(const group::v1::JointStep& proto);
+
+void ToProto(const engine::PartRows& rows, group::v1::HeldRows* proto);
+engine::PartRows ToEngine(const group::v1::HeldRows& proto);
 
 void ToProto(const engine::HeadConfig& config, const engine::PartState& part, group::v1::HeadPart* proto);
 // Without the configuration.

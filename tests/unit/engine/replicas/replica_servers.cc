@@ -54,6 +54,12 @@ class HeadPart : public ReplicaPart {
     head_->ReopenPart(why);
     done(absl::OkStatus());
   }
+  void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override {
+    head_->ReadPartRows(rows, std::move(done));
+  }
+  void WriteRows(const PartRows& rows, std::string bytes, std::function<void(absl::Status)> done) override {
+    head_->WritePartRows(rows, std::move(bytes), std::move(done));
+  }
 
  private:
   const std::shared_ptr<Head> head_;
@@ -148,13 +154,18 @@ HeadConfig ReplicaServers::AdamWHead() {
   return config;
 }
 
-ReplicaServers::ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together)
-    : replicas_(size.replicas), ranks_(size.ranks), end_together_(std::move(end_together)) {
+ReplicaServers::ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together,
+                               FindPart find_part)
+    : replicas_(size.replicas),
+      ranks_(size.ranks),
+      end_together_(std::move(end_together)),
+      find_part_(std::move(find_part)) {
   const bool by_calls = end_together_ == nullptr && replicas_ > 1;
   if (by_calls) {
     end_together_ = [this](std::shared_ptr<Head> head, WindowEnd end) {
       EndWindow(std::move(head), std::move(end), Others());
     };
+    find_part_ = [this](const Head& /*head*/, int32_t replica) { return Reach(replica); };
   }
   for (int32_t replica = 0; replica < replicas_; ++replica) {
     servers_.push_back(std::make_unique<ReplicaServer>(OptionsOf(replica), ranks_));
@@ -180,6 +191,7 @@ EngineOptions ReplicaServers::OptionsOf(int32_t replica) const {
   EngineOptions options;
   options.place = {replica, replicas_};
   options.end_together = end_together_;
+  options.find_part = find_part_;
   return options;
 }
 
@@ -194,10 +206,12 @@ EndingReplicas ReplicaServers::Others() {
   replicas.own = connected_[0];
   replicas.epoch = epoch_;
   replicas.on_broken = [](const absl::Status& why) { ADD_FAILURE() << why; };
-  for (size_t i = 1; i < servers_.size(); ++i) {
-    replicas.others.push_back(std::make_shared<HeadPart>(servers_[i]->head(), connected_[i]));
-  }
+  for (int32_t replica = 1; replica < replicas_; ++replica) replicas.others.push_back(Reach(replica));
   return replicas;
+}
+
+std::shared_ptr<ReplicaPart> ReplicaServers::Reach(int32_t replica) {
+  return std::make_shared<HeadPart>(at(replica).head(), connected_[static_cast<size_t>(replica)]);
 }
 
 std::vector<SessionMarks> ReplicaServers::Marks() const {

@@ -64,14 +64,18 @@ class ReplicaServer {
 class ReplicaServers {
  public:
   using EndTogether = std::function<void(std::shared_ptr<Head>, WindowEnd)>;
+  using FindPart = std::function<absl::StatusOr<std::shared_ptr<ReplicaPart>>(const Head&, int32_t replica)>;
   static constexpr int64_t kVocab = 37;
   static constexpr int64_t kHidden = 6;
 
   // With one replica it is a server of its own, which works alone. `end_together`: what the coordinator does
   // when its head is to end a window; by default it ends it with the others of this process, by calls.
-  ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together = nullptr);
-  ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together = nullptr)
-      : ReplicaServers(SetSize{replicas}, config, std::move(end_together)) {}
+  // `find_part`: likewise, how it reaches one of them.
+  ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together = nullptr,
+                 FindPart find_part = nullptr);
+  ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together = nullptr,
+                 FindPart find_part = nullptr)
+      : ReplicaServers(SetSize{replicas}, config, std::move(end_together), std::move(find_part)) {}
   // In fp32.
   static HeadConfig AdamWHead();
 
@@ -91,6 +95,8 @@ class ReplicaServers {
   Asked BeginStep(uint64_t generation, std::vector<SessionMarks> marks, const StepRequest& request);
   // UNAVAILABLE if the coordinator has gone without an answer.
   static absl::StatusOr<StepResult> Answer(Asked asked);
+  // Another replica of the coordinator's head.
+  std::shared_ptr<ReplicaPart> Part(int32_t replica) { return *find_part_(*at(0).head(), replica); }
   // The process of this replica ends, and another one takes its place, without a head.
   void Replace(int32_t replica);
 
@@ -98,10 +104,12 @@ class ReplicaServers {
   EngineOptions OptionsOf(int32_t replica) const;
   void Connect();
   EndingReplicas Others();
+  std::shared_ptr<ReplicaPart> Reach(int32_t replica);
 
   const int32_t replicas_;
   const int32_t ranks_;
   EndTogether end_together_;
+  FindPart find_part_;
 
   std::shared_ptr<CoordinatedEpoch> epoch_ = std::make_shared<CoordinatedEpoch>();
   std::vector<std::unique_ptr<ReplicaServer>> servers_;

@@ -7,11 +7,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
 #include <ostream>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -42,10 +44,14 @@ class SetUnderTest {
         port_(FreePort()),
         // Those that are cut while they connect wait for several times as long.
         replica_timeout_(absl::Seconds(plan == nullptr ? 5 : 1)),
-        servers_(size, config,
-                 [this](std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
-                   sets_.at(0)->EndTogether(std::move(head), std::move(end));
-                 }),
+        servers_(
+            size, config,
+            [this](std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
+              sets_.at(0)->EndTogether(std::move(head), std::move(end));
+            },
+            [this](const engine::Head& head, int32_t replica) {
+              return sets_.at(0)->FindPart(head, replica);
+            }),
         proxy_(
             "127.0.0.1:" + std::to_string(port_), std::move(plan),
             {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}) {
@@ -121,6 +127,18 @@ class SetUnderTest {
   ReplicaServers servers_;
   FaultProxy proxy_;  // its threads look at the servers
 };
+
+absl::StatusOr<std::string> Read(engine::ReplicaPart& part, const engine::PartRows& rows) {
+  std::promise<absl::StatusOr<std::string>> read;
+  part.ReadRows(rows, [&](absl::StatusOr<std::string> bytes) { read.set_value(std::move(bytes)); });
+  return read.get_future().get();
+}
+
+absl::Status Write(engine::ReplicaPart& part, const engine::PartRows& rows, const std::string& bytes) {
+  std::promise<absl::Status> written;
+  part.WriteRows(rows, bytes, [&](const absl::Status& status) { written.set_value(status); });
+  return written.get_future().get();
+}
 
 constexpr StepRequest kStep = {.learning_rate = 1e-2};
 
@@ -363,6 +381,23 @@ TEST(ReplicaSet, WhoIsLeftByAReplicaSaysSo) {
   while (set.set(0).Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   set.servers().at(0).Compute(7, 3);
   EXPECT_EQ(set.servers().Step(1, kStep).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(ReplicaSet, RowsGoBetweenTheCoordinatorAndWhoHoldsThem) {
+  SetUnderTest set(3);
+  const engine::PartRows rows{"exp_avg", {12, 5}};  // of the slices that replicas 1 and 2 step
+  const absl::Status early = set.set(0).FindPart(*set.servers().at(0).head(), 1).status();
+  EXPECT_EQ(early.code(), absl::StatusCode::kUnavailable) << early;
+  set.MeetAll();
+  const std::string bytes(5 * ReplicaServers::kHidden * sizeof(float), 'x');
+  for (int32_t replica = 1; replica < 3; ++replica) {
+    const std::shared_ptr<engine::ReplicaPart> part = set.servers().Part(replica);
+    EXPECT_TRUE(Write(*part, rows, bytes).ok());
+    EXPECT_EQ(*Read(*part, rows), bytes);
+    EXPECT_EQ(Read(*part, {"exp_avg", {36, 2}}).status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(Read(*part, {"hearsay", {0, 1}}).status().code(), absl::StatusCode::kNotFound);
+    EXPECT_FALSE(Write(*part, rows, bytes + "y").ok());
+  }
 }
 
 TEST(ReplicaSet, WeightsOfAnotherVersionAreNotSteppedTogether) {
