@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "server/engine/device/cuda/cuda_device.h"
+#include "tests/unit/engine/end_flush.h"
 
 namespace lossd::engine {
 
@@ -84,7 +85,7 @@ std::vector<float> CudaEngine::TakeGradient() const {
                      {gradient.data()}, [&](absl::Status status) { read.set_value(std::move(status)); });
   const absl::Status status = read.get_future().get();
   EXPECT_TRUE(status.ok()) << status;
-  EXPECT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  EXPECT_TRUE(CommitFlush(*head, flush->flush_id).ok());
   return gradient;
 }
 

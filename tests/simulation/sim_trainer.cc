@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/common/errors.h"
 #include "tests/simulation/schedule.h"
+#include "tests/unit/engine/end_flush.h"
 
 namespace lossd::simulation {
 
@@ -287,7 +288,7 @@ void Schedule::CommitFlush() {
     phase_ = Phase::kAborting;
     return;
   }
-  const absl::StatusOr<uint64_t> generation = server_->head()->CommitFlush(ending_.flush->flush_id);
+  const absl::StatusOr<uint64_t> generation = engine::CommitFlush(*server_->head(), ending_.flush->flush_id);
   Count("CommitFlush");
   Say(absl::StrCat("CommitFlush: ", generation.ok() ? "done" : Text(generation.status())));
   if (HearsOfAbort(generation.status())) return;
@@ -309,7 +310,7 @@ void Schedule::AbortFlush() {
     phase_ = Phase::kCommitting;
     return;
   }
-  const absl::StatusOr<uint64_t> generation = server_->head()->AbortFlush(ending_.flush->flush_id);
+  const absl::StatusOr<uint64_t> generation = engine::AbortFlush(*server_->head(), ending_.flush->flush_id);
   Count("AbortFlush");
   Say(absl::StrCat("AbortFlush: ", generation.ok() ? "done" : Text(generation.status())));
   if (!generation.ok() || *generation != ending_.generation) {
@@ -370,7 +371,7 @@ void Schedule::AbortAsOperator() {
   const engine::HeadInfo info = server_->head()->Info();
   if (info.flush_id.empty()) return;
   Count("aborted by an operator");
-  const absl::StatusOr<uint64_t> generation = server_->head()->AbortFlush(info.flush_id);
+  const absl::StatusOr<uint64_t> generation = engine::AbortFlush(*server_->head(), info.flush_id);
   Say(absl::StrCat("an operator aborts ", info.flush_id, ": ", Text(generation.status())));
   if (!generation.ok() || *generation != info.generation) {
     Diverge(absl::StrCat("AbortFlush of an operator: ", Text(generation.status())));
@@ -488,7 +489,7 @@ void Schedule::RepeatOldCall() {
   const Ending& call = old_call_->ending;
   Count("old call repeated");
   if (!old_call_->step.has_value()) {
-    const absl::StatusOr<uint64_t> again = server_->head()->CommitFlush(call.flush->flush_id);
+    const absl::StatusOr<uint64_t> again = engine::CommitFlush(*server_->head(), call.flush->flush_id);
     const bool same = again.ok() ? *again == *old_call_->generation
                                  : engine::ReasonOf(again.status()) == RejectReason::kUnknownFlush;
     if (!same) Diverge(absl::StrCat("CommitFlush again: ", Text(again.status())));

@@ -307,10 +307,10 @@ json ToJson(const Window& window) {
   json result = {{"generation", window.generation},
                  {"tokens", window.tokens},
                  {"next_tokens", window.next_tokens},
-                 {"last_committed_flush", window.last_committed_flush},
-                 {"last_committed_generation", window.last_committed_generation},
-                 {"last_aborted_flush", window.last_aborted_flush},
-                 {"last_aborted_generation", window.last_aborted_generation},
+                 {"last_committed_flush", window.committed.flush_id},
+                 {"last_committed_generation", window.committed.generation},
+                 {"last_aborted_flush", window.aborted.flush_id},
+                 {"last_aborted_generation", window.aborted.generation},
                  {"last_step", ToJson(window.last_step)}};
   if (window.state == WindowState::kSealed) {
     result["flush"] = ToJson(window.flush);
@@ -325,10 +325,10 @@ Window WindowFromJson(const json& from) {
   window.generation = ToUnsigned(from.at("generation"));
   window.tokens = static_cast<uint64_t>(ToCount(from.at("tokens")));
   window.next_tokens = static_cast<uint64_t>(ToCount(from.at("next_tokens")));
-  window.last_committed_flush = from.at("last_committed_flush").get<std::string>();
-  window.last_committed_generation = ToUnsigned(from.at("last_committed_generation"));
-  window.last_aborted_flush = from.at("last_aborted_flush").get<std::string>();
-  window.last_aborted_generation = ToUnsigned(from.at("last_aborted_generation"));
+  window.committed.flush_id = from.at("last_committed_flush").get<std::string>();
+  window.committed.generation = ToUnsigned(from.at("last_committed_generation"));
+  window.aborted.flush_id = from.at("last_aborted_flush").get<std::string>();
+  window.aborted.generation = ToUnsigned(from.at("last_aborted_generation"));
   window.last_step = StepFromJson(from.at("last_step"));
   if (!from.contains("flush")) return window;
   window.state = WindowState::kSealed;

@@ -124,7 +124,7 @@ void Head::BeginDrain(const absl::Status& status) {
   {
     const MutexLock lock(mutex_);
     lifecycle_.Drain(status);
-    waiting = sessions_.TakeWaiting();
+    waiting = TakeWaitingLocked();
   }
   Call(waiting);
 }

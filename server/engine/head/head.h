@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -160,7 +161,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // `released` is called then, on the device thread.
   void Shutdown(std::function<void()> released);
 
-  // Ending the window: flushes and steps (head_window.cc)
+  // Ending the window: steps (head_window.cc) and flushes (head_flush.cc)
 
   // `gradient_scale` multiplies what is read and what the summary is of. FAILED_PRECONDITION if the head is
   // frozen.
@@ -172,20 +173,17 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                     RowsOut out, std::function<void(absl::Status)> done);
   // Whether this flush can be read now; ABORTED if it is over.
   absl::Status CheckFlush(const std::string& flush_id) const;
-  // The new generation.
-  absl::StatusOr<uint64_t> CommitFlush(const std::string& flush_id);
-  // The generation, unchanged. What a second gradient has taken since is added to the window.
-  absl::StatusOr<uint64_t> AbortFlush(const std::string& flush_id);
+  // Tells the new generation: at once, but of a head over replicas.
+  void CommitFlush(const std::string& flush_id, FateCallback done);
+  // Likewise the generation, unchanged. What a second gradient has taken since is added to the window.
+  void AbortFlush(const std::string& flush_id, FateCallback done);
 
-  // Statistics of the gradient times a factor, and of how many tokens it is. With `marks`, as of BeginFlush:
-  // once they are applied, and of exactly that. Without: of what is there when its turn comes; tiles of
-  // deterministic sessions that are not complete are left alone, and are not in it.
-  struct WindowStats {
-    GradientStats gradient;
-    uint64_t window_tokens = 0;
-  };
+  // With `marks`, as of BeginFlush: once they are applied, and of exactly that. Without: of what is there
+  // when its turn comes; tiles of deterministic sessions that are not complete are left alone, and are not in
+  // it (head_stats.cc).
+  using WindowStats = engine::WindowStats;
   void ReadStats(uint64_t generation, std::vector<SessionMarks> marks, double gradient_scale,
-                 std::function<void(absl::StatusOr<WindowStats>)> done);
+                 StatsCallback done);
   // Waits until `marks` are applied, updates the weights, publishes them as a new version and ends the
   // window; of a window without a token it only ends it. The last step's arguments again answer the same,
   // also while it is under way and with marks that losses alone have moved since; others for its generation
@@ -212,10 +210,25 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // The window is open again, with everything that it held. Tells `why` to who waits here. Nothing if
   // `ending` is set, and what ends the window is another one.
   void ReopenPart(const absl::Status& why, std::optional<uint64_t> ending = std::nullopt);
-  // Sums are nothing any more: the window is to be opened again, once all know.
+  // Sums are nothing any more: the window is to be opened again, once all know. A flush that holds it is
+  // aborted then.
   void DropSums();
+  // At the coordinator, of what could not be begun: the window is open again, or a flush holds it as before.
+  void GiveUpEnding(const absl::Status& why, const WindowEnd& end);
   // Whether this is what ends the window (WindowEnd::ending).
   bool IsEnding(uint64_t ending) const;
+  // At the coordinator, when all have the sums of a flush: what it is to be answered with
+  // (head_joint_flush.cc). Rows that lie elsewhere are read there.
+  using ReadFrom = std::function<void(int32_t replica, const PartRows& rows,
+                                      std::function<void(absl::StatusOr<std::string>)> done)>;
+  void DescribeFlush(uint64_t window_tokens, const GradientStats& stats, ReadFrom read, FlushCallback done);
+  // The flush holds the window, and who waits for it here is answered.
+  absl::Status HoldPart(const FlushInfo& flush);
+  // Two rounds: all know what the flush ends in before one of them ends it.
+  absl::Status DecidePart(const std::string& flush_id, FlushFate fate);
+  absl::Status EndFlushPart(const std::string& flush_id);
+  // At the coordinator, when the others' windows are open again: answers who looks (head_stats.cc).
+  void EndLook(const WindowStats& stats, uint64_t ending);
   // The window stays as it is. The same.
   void TellWaiting(const absl::Status& why, std::optional<uint64_t> ending = std::nullopt);
   // What StepPart leaves out with null; also of who has published before others.
@@ -360,8 +373,28 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // `done` was taken. `together`: what the replicas are to be told now.
   std::optional<absl::StatusOr<FlushInfo>> BeginFlushLocked(uint64_t generation,
                                                             const std::vector<SessionMarks>& marks,
-                                                            float gradient_scale, FlushCallback& done)
+                                                            float gradient_scale, FlushCallback& done,
+                                                            std::optional<WindowEnd>* together)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<FlushCallback> SealLocked(absl::StatusOr<FlushInfo>* answer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountFlush(const FlushInfo& flush);
+  void EndFlush(const std::string& flush_id, FlushFate fate, FateCallback done) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Likewise; of a head of its own it may be ended now if there is no answer.
+  std::optional<absl::StatusOr<uint64_t>> AskForFateLocked(const std::string& flush_id, FlushFate fate,
+                                                           const FateCallback& done,
+                                                           std::optional<WindowEnd>* together)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // As it was decided. The generation; `waiting` is for FinishFlush, without the lock.
+  uint64_t EndFlushLocked(Resumes* waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FinishFlush(FlushFate fate, absl::Time decided, const Resumes& waiting) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CheckKnownFlushLocked(const std::string& flush_id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // again(head, done) is called when nothing ends the window any more, nor looks at it.
+  template <class Callback, class Again>
+  void WaitBehindLocked(Callback done, Again again) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    window_.WaitBehind({.again = [self = shared_from_this(), again, done] { again(*self, done); },
+                        .tell = [done](const absl::Status& why) { done(why); }});
+  }
   std::optional<absl::StatusOr<StepResult>> BeginStepLocked(uint64_t generation,
                                                             const std::vector<SessionMarks>& marks,
                                                             const StepRequest& request, StepCallback& done,
@@ -384,6 +417,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // begin now.
   absl::Status CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
                                 const std::vector<SessionMarks>& known = {}) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same of a call with marks of all replicas.
+  absl::Status CheckEndPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSealableLocked(const std::vector<SessionMarks>& marks) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -430,7 +466,15 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void CountStepLocked(StepResult* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next window has begun, or this one is open again; returns who waited for that.
   Resumes BeginWindowLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Chunks and calls that wait for what becomes of the window.
+  Resumes TakeWaitingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckStatsLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PostStatsLocked(uint64_t generation, std::vector<SessionMarks> marks, double gradient_scale,
+                       const StatsCallback& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the replicas are to be told now, if anything.
+  std::optional<WindowEnd> BeginLookLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
+                                           double gradient_scale, StatsCallback done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<WindowStats> StatsNow(uint64_t generation, const std::vector<SessionMarks>& marks,
                                        double gradient_scale);
@@ -439,6 +483,19 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status ReadRows(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
                         RowsOut out);
+  // Over replicas (head_joint_flush.cc): rows of the sum times `scale`, in order and a piece at a time, dW
+  // [rows, H] and, with a bias, db [rows].
+  using SumRows = std::function<void(const kernels::RowSpan& piece, std::span<const float> dw,
+                                     std::span<const float> db)>;
+  void ReadJointSum(const kernels::RowSpan& rows, float scale, ReadFrom read_from, SumRows take,
+                    std::function<void(absl::Status)> done);
+  void ReadPartOf(int32_t replica, const PartRows& rows,
+                  std::function<void(absl::StatusOr<std::string>)> done);
+  void ReadJointGradient(const std::string& flush_id, const kernels::RowSpan& rows, kernels::DataType type,
+                         RowsOut out, std::function<void(absl::Status)> done);
+  absl::Status CheckFlushPartLocked(const std::string& flush_id,
+                                    std::initializer_list<EndingPhase> phases) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WindowGradient WindowGradientLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Puts the norm and the count that a caller got of a gradient into the counters.
   void CountGradient(double norm, int64_t non_finite);

@@ -105,6 +105,8 @@ void Head::InstallPart(const PartState& part) {
     Window window;
     window.generation = part.generation;
     window.last_step = part.last_step;
+    window.committed = part.committed;
+    window.aborted = part.aborted;
     window_.Install(std::move(window), absl::Now());
     WeightStore::State weights;
     weights.version = part.weight_version;
@@ -113,12 +115,17 @@ void Head::InstallPart(const PartState& part) {
     weights.last_committed_version = part.weight_version;
     weights_.Install(std::move(weights));
     if (part.end.has_value()) {
-      window_.BeginStep(part.end->marks, part.end->step, nullptr);
+      window_.Begin(part.end->marks, part.end->by);
       window_.Reach(EndingPhase::kSummed);
       joint_step_ = part.step;
+      if (part.flush.has_value()) {
+        absl::StatusOr<FlushInfo> held = *part.flush;
+        (void)window_.Seal(&held);
+        sessions_.Seal();
+      }
     }
     lifecycle_.EndFill();
-    waiting = sessions_.TakeWaiting();
+    waiting = TakeWaitingLocked();
   }
   Call(waiting);
 }

@@ -9,6 +9,12 @@
 #include "server/engine/head/head.h"
 
 namespace lossd::engine {
+namespace {
+
+// No marks say what that is.
+bool LooksAtAll(const WindowEnd& end) { return end.marks.empty() && std::holds_alternative<LookEnd>(end.by); }
+
+}  // namespace
 
 absl::Status Head::CheckEndsWindows() const {
   if (!environment_.place.shared() || environment_.place.coordinates()) return absl::OkStatus();
@@ -20,7 +26,8 @@ absl::Status Head::CheckEndsWindows() const {
 absl::Status Head::CheckPhaseLocked(uint64_t ending, std::initializer_list<EndingPhase> phases) const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
   const bool right = std::find(phases.begin(), phases.end(), window_.phase()) != phases.end();
-  if (window_.stepping() && window_.ending() == ending && right) return absl::OkStatus();
+  const bool ends = window_.state() != WindowState::kOpen && window_.ending() == ending;
+  if (ends && right) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("the end of window ", window_.generation(), " of head ",
                                           config_.name, " is not that far, or it is another one"));
 }
@@ -36,19 +43,23 @@ PartState Head::part() const {
                  .phase = window_.phase(),
                  .end = std::nullopt,
                  .step = joint_step_,
+                 .flush = std::nullopt,
                  .last_step = window_.last_step(),
+                 .committed = window_.committed(),
+                 .aborted = window_.aborted(),
                  .weight_version = weights_.version(),
                  .optimizer_steps = weights_.optimizer_steps(),
                  .prepared_write = weights_.committing(),
                  .last_write = weights_.state().last_committed_write};
-  if (window_.stepping()) part.end = EndingLocked();
+  if (window_.state() != WindowState::kOpen) part.end = EndingLocked();
+  if (window_.state() == WindowState::kSealed) part.flush = window_.flush();
   return part;
 }
 
 WindowEnd Head::EndingLocked() const {
   return {.generation = window_.generation(),
           .marks = window_.marks(),
-          .step = window_.step(),
+          .by = window_.by(),
           .weight_version = weights_.version(),
           .optimizer_steps = weights_.optimizer_steps(),
           .ending = window_.ending()};
@@ -99,7 +110,7 @@ absl::Status Head::CheckSameWeightsLocked(const WindowEnd& end) const {
 
 bool Head::IsEnding(uint64_t ending) const {
   const MutexLock lock(mutex_);
-  return window_.stepping() && window_.ending() == ending;
+  return window_.state() != WindowState::kOpen && window_.ending() == ending;
 }
 
 bool Head::IsBeingFilled() const {
@@ -124,10 +135,10 @@ void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint
     const MutexLock lock(mutex_);
     begun = BeginPartLocked(end);
     if (begun.ok()) {
-      PostLastLocked(MarksAt(environment_.place.replica, end.marks),
-                     [self = shared_from_this(), ending = window_.ending(), end, done = std::move(done)] {
-                       done(self->SealedPart(ending, end));
-                     });
+      std::optional<std::vector<SessionMarks>> marks;
+      if (!LooksAtAll(end)) marks = MarksAt(environment_.place.replica, end.marks);
+      PostLastLocked(std::move(marks), [self = shared_from_this(), ending = window_.ending(), end,
+                                        done = std::move(done)] { done(self->SealedPart(ending, end)); });
       return;
     }
   }
@@ -141,10 +152,13 @@ absl::Status Head::BeginPartLocked(const WindowEnd& end) {
   absl::Status place = CheckPlaceLocked(end.generation, MarksAt(environment_.place.replica, end.marks));
   if (!place.ok()) return place;
   if (absl::Status open = window_.CheckOpen(); !open.ok()) return open;
-  if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
+  const bool steps = std::holds_alternative<StepRequest>(end.by);
+  if (absl::Status weights = weights_.CheckPresent(); steps && !weights.ok()) return weights;
   if (absl::Status same = CheckSameWeightsLocked(end); !same.ok()) return same;
-  if (absl::Status may = CheckSealableLocked(end.marks); !may.ok()) return may;
-  window_.BeginStep(end.marks, end.step, nullptr);
+  if (!LooksAtAll(end)) {
+    if (absl::Status may = CheckSealableLocked(end.marks); !may.ok()) return may;
+  }
+  window_.Begin(end.marks, end.by);
   return absl::OkStatus();
 }
 
@@ -173,15 +187,18 @@ absl::StatusOr<GradientStats> Head::SumNow(uint64_t ending, uint64_t window_toke
   WindowGradient gradient;
   double scale = 1;
   bool summed = false;
+  bool is_read = false;
   {
     const MutexLock lock(mutex_);
     absl::Status phase = CheckPhaseLocked(ending, {EndingPhase::kSealed, EndingPhase::kSummed});
     if (!phase.ok()) return phase;
     gradient = WindowGradientLocked();
-    scale = window_.step().gradient_scale;
+    scale = ScaleOf(window_.by());
+    is_read = !FlushIdOf(window_.by()).empty();
     summed = window_.phase() == EndingPhase::kSummed;
   }
-  const bool empty = window_tokens == 0;
+  // What nothing was added to is added up only if somebody reads it.
+  const bool empty = window_tokens == 0 && !is_read;
   absl::Status status;
   if (!summed && !empty) {
     status = backend_->SumSlices(gradient.window, replicas);
@@ -225,6 +242,7 @@ absl::Status Head::StepNow(uint64_t ending, const JointStep& step, const Replica
     const MutexLock lock(mutex_);
     absl::Status phase = CheckPhaseLocked(ending, {EndingPhase::kSummed, EndingPhase::kStepping});
     if (!phase.ok()) return phase;
+    if (!window_.stepping()) return absl::InternalError("what ends the window is no step");
     window_.Reach(EndingPhase::kStepping);
     joint_step_ = step;
     gradient = WindowGradientLocked();
@@ -273,32 +291,48 @@ void Head::PublishPart(const JointStep& step) {
 
 void Head::DropSums() {
   const MutexLock lock(mutex_);
-  if (window_.stepping() && window_.phase() == EndingPhase::kSummed) window_.Reach(EndingPhase::kSealed);
+  if (window_.state() == WindowState::kSealed) {
+    window_.Decide(FlushFate::kAbort);
+  } else if (window_.phase() == EndingPhase::kSummed) {
+    window_.Reach(EndingPhase::kSealed);
+  }
 }
 
 void Head::ReopenPart(const absl::Status& why, std::optional<uint64_t> ending) {
-  absl::StatusOr<StepResult> answer = why;
-  std::vector<StepCallback> waiters;
+  std::vector<GradientWindow::Tell> callers;
   Resumes waiting;
   {
     const MutexLock lock(mutex_);
-    if (!window_.stepping() || window_.phase() == EndingPhase::kStepping) return;
+    const bool undone =
+        window_.phase() == EndingPhase::kStepping || window_.phase() == EndingPhase::kCommitting;
+    if (window_.state() == WindowState::kOpen || undone) return;
     if (ending.has_value() && window_.ending() != *ending) return;
-    waiters = window_.EndStep(&answer);
-    waiting = sessions_.TakeWaiting();
+    if (window_.state() == WindowState::kSealed) {
+      window_.Decide(FlushFate::kAbort);
+      EndFlushLocked(&waiting);
+      callers = window_.TakeCallers();
+    } else {
+      callers = window_.Reopen();
+      waiting = TakeWaitingLocked();
+    }
   }
-  for (const StepCallback& waiter : waiters) waiter(answer);
+  for (const GradientWindow::Tell& tell : callers) tell(why);
   Call(waiting);
 }
 
+void Head::GiveUpEnding(const absl::Status& why, const WindowEnd& end) {
+  if (end.fate.has_value()) return TellWaiting(why, end.ending);
+  ReopenPart(why, end.ending);
+}
+
 void Head::TellWaiting(const absl::Status& why, std::optional<uint64_t> ending) {
-  std::vector<StepCallback> waiters;
+  std::vector<GradientWindow::Tell> waiters;
   {
     const MutexLock lock(mutex_);
     if (ending.has_value() && window_.ending() != *ending) return;
-    waiters = window_.TakeStepWaiters();
+    waiters = window_.TakeAll();
   }
-  for (const StepCallback& waiter : waiters) waiter(why);
+  for (const GradientWindow::Tell& tell : waiters) tell(why);
 }
 
 }  // namespace lossd::engine

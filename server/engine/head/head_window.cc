@@ -1,32 +1,14 @@
-// How a head's gradient window ends: the two-phase flush, and the step of the optimizer; and a look at it.
+// How a head's gradient window ends, by a step of the optimizer or a flush (head_flush.cc).
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/chunk/session_marks.h"
 #include "server/engine/common/errors.h"
-#include "server/engine/common/random_id.h"
-#include "server/engine/device/staging.h"
 #include "server/engine/head/head.h"
 
 namespace lossd::engine {
-namespace {
-
-absl::Status CheckFlushArguments(const HeadConfig& head, float gradient_scale) {
-  if (head.weight_gradients == WeightGradients::kFrozen) {
-    return MakeError(
-        absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "head",
-        absl::StrCat("head ", head.name, " is frozen: it has no gradient, and no window to flush"));
-  }
-  if (std::isfinite(gradient_scale)) return absl::OkStatus();
-  return Invalid(RejectReason::kOption, "gradient_scale",
-                 absl::StrCat("gradient_scale is ", gradient_scale, "; it must be finite"));
-}
-
-}  // namespace
-
 // What flushes and steps have in common
 
 absl::Status Head::CheckPastLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
@@ -68,6 +50,14 @@ absl::Status Head::CheckPlaceLocked(uint64_t generation, const std::vector<Sessi
   return status;
 }
 
+absl::Status Head::CheckEndPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const {
+  // A coordinator that was filled goes on with marks of the process before it.
+  const bool goes_on = environment_.place.shared() && window_.state() != WindowState::kOpen;
+  const std::vector<SessionMarks> known = goes_on ? window_.marks() : std::vector<SessionMarks>();
+  std::vector<SessionMarks> own;
+  return CheckPlaceLocked(generation, *OwnMarks(&marks, &own), known);
+}
+
 absl::Status Head::CheckSealableLocked(const std::vector<SessionMarks>& marks) const {
   if (!lifecycle_.admits().ok()) return lifecycle_.admits();
   if (absl::Status none = CheckNothingPreparedLocked(); !none.ok()) return none;
@@ -85,6 +75,7 @@ const std::vector<SessionMarks>* Head::OwnMarks(const std::vector<SessionMarks>*
 // Marks may have gone back since, if a stream was cut.
 absl::Status Head::CheckSealedLocked() const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+  if (window_.looking() && window_.marks().empty()) return absl::OkStatus();
   std::vector<SessionMarks> own;
   return sessions_.Match(*OwnMarks(&window_.marks(), &own));
 }
@@ -97,7 +88,13 @@ Head::Resumes Head::BeginWindowLocked() {
   sessions_.BeginWindow();
   history_.BeginWindow();
   DropForgottenLocked();
-  return sessions_.TakeWaiting();
+  return TakeWaitingLocked();
+}
+
+Head::Resumes Head::TakeWaitingLocked() {
+  Resumes waiting = sessions_.TakeWaiting();
+  for (std::function<void()>& call : window_.TakeBehind()) waiting.push_back(std::move(call));
+  return waiting;
 }
 
 void Head::PostLastLocked(std::optional<std::vector<SessionMarks>> marks, std::function<void()> task) {
@@ -127,164 +124,6 @@ void Head::EndWindowWork() {
   --window_work_;
 }
 
-// Flush
-
-void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, float gradient_scale,
-                      FlushCallback done) {
-  marks = Canonical(std::move(marks));
-  std::optional<absl::StatusOr<FlushInfo>> answer;
-  {
-    const MutexLock lock(mutex_);
-    answer = BeginFlushLocked(generation, marks, gradient_scale, done);
-  }
-  if (answer.has_value()) done(*std::move(answer));
-}
-
-std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generation,
-                                                                const std::vector<SessionMarks>& marks,
-                                                                float gradient_scale, FlushCallback& done) {
-  if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
-  if (absl::Status alone = CheckAlone("it is not flushed"); !alone.ok()) return alone;
-  if (absl::Status right = CheckFlushArguments(config_, gradient_scale); !right.ok()) return right;
-  if (absl::Status place = CheckPlaceLocked(generation, marks); !place.ok()) return place;
-  if (window_.state() != WindowState::kOpen) return window_.JoinFlush(marks, gradient_scale, done);
-  if (absl::Status may = CheckSealableLocked(marks); !may.ok()) return may;
-  window_.BeginFlush(marks, gradient_scale, std::move(done));
-  PostLastLocked(marks, [self = shared_from_this()] { self->Seal(); });
-  return std::nullopt;
-}
-
-// Everything accepted before the flush has been processed by now.
-void Head::Seal() {
-  absl::StatusOr<FlushInfo> answer = FlushInfo{};
-  WindowGradient gradient;
-  float scale = 1.0f;
-  {
-    const MutexLock lock(mutex_);
-    gradient = WindowGradientLocked();
-    scale = window_.flush_scale();
-    if (absl::Status sealed = CheckSealedLocked(); !sealed.ok()) answer = sealed;
-  }
-  if (answer.ok()) {
-    answer->flush_id = RandomId();
-    answer->rows = config_.vocab_size;
-    answer->columns = config_.hidden_size;
-    if (absl::Status summarized = gradients_.Summarize(gradient, scale, &*answer); !summarized.ok()) {
-      OnDeviceFailure(summarized);
-      answer = summarized;
-    }
-  }
-  if (answer.ok()) {
-    CountGradient(answer->summary.norm,
-                  answer->summary.non_finite + (answer->bias_summary ? answer->bias_summary->non_finite : 0));
-  }
-  std::vector<FlushCallback> flush_waiters;
-  Resumes waiting;
-  {
-    const MutexLock lock(mutex_);
-    flush_waiters = window_.Seal(&answer);
-    if (answer.ok()) {
-      sessions_.Seal();
-      ++environment_.counters->flushes_begun;
-      environment_.counters->flush_freeze_seconds.Observe(
-          absl::ToDoubleSeconds(window_.sealed_at() - window_.begun()));
-    }
-    waiting = sessions_.TakeWaiting();
-  }
-  for (const FlushCallback& waiter : flush_waiters) waiter(answer);
-  Call(waiting);
-}
-
-absl::Status Head::CheckFlush(const std::string& flush_id) const { return GradientOf(flush_id).status(); }
-
-absl::StatusOr<std::pair<WindowGradient, float>> Head::GradientOf(const std::string& flush_id) const {
-  const MutexLock lock(mutex_);
-  if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  if (!window_.IsSealedBy(flush_id)) return window_.UnknownFlush(flush_id);
-  return std::pair(WindowGradientLocked(), window_.flush_scale());
-}
-
-void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
-                        RowsOut out, std::function<void(absl::Status)> done) {
-  environment_.scheduler->Post(
-      this, [self = shared_from_this(), flush_id, first_row, rows, type, out, done = std::move(done)] {
-        done(self->ReadRows(flush_id, first_row, rows, type, out));
-      });
-}
-
-absl::Status Head::ReadRows(const std::string& flush_id, int64_t first_row, int64_t rows,
-                            kernels::DataType type, RowsOut out) {
-  const absl::StatusOr<std::pair<WindowGradient, float>> read = GradientOf(flush_id);
-  if (!read.ok()) return read.status();
-  const auto& [gradient, scale] = *read;
-  const bool wanted_wide = type == kernels::DataType::kFloat32;
-  const int64_t count = rows * config_.hidden_size;
-  ResultBytes memory = wanted_wide ? ResultBytes() : StagedResult(count * 4, environment_.device);
-  auto* wide = static_cast<float*>(wanted_wide ? out.matrix : memory.data());
-  absl::Status status = gradients_.ReadRows(gradient, scale, first_row, rows, wide);
-  if (status.ok() && out.bias != nullptr && config_.bias) {
-    status = gradients_.ReadBias(gradient, scale, first_row, rows, out.bias);
-  }
-  if (!status.ok()) {
-    OnDeviceFailure(status);
-  } else if (!wanted_wide) {
-    kernels::Convert(kernels::DataType::kFloat32, wide, type, out.matrix, count);
-  }
-  return status;
-}
-
-absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
-  const absl::Time begun = absl::Now();
-  Resumes waiting;
-  uint64_t generation = 0;
-  {
-    const MutexLock lock(mutex_);
-    if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
-    const absl::StatusOr<std::optional<uint64_t>> repeated = window_.CheckCommit(flush_id);
-    if (!repeated.ok()) return repeated.status();
-    if (repeated->has_value()) return **repeated;
-    // Posted under the lock, so before any chunk that is to be added to this gradient again.
-    PostWindowWorkLocked(
-        [self = shared_from_this(), flushed = WindowGradientLocked()] { self->gradients_.Reset(flushed); });
-    window_.Commit();
-    waiting = BeginWindowLocked();
-    generation = window_.generation();
-    ++environment_.counters->flushes_committed;
-    environment_.counters->flush_read_seconds.Observe(absl::ToDoubleSeconds(begun - window_.sealed_at()));
-  }
-  Call(waiting);
-  environment_.counters->flush_commit_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - begun));
-  return generation;
-}
-
-absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
-  Resumes waiting;
-  uint64_t generation = 0;
-  {
-    const MutexLock lock(mutex_);
-    if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
-    const absl::StatusOr<std::optional<uint64_t>> repeated = window_.CheckAbort(flush_id);
-    if (!repeated.ok()) return repeated.status();
-    if (repeated->has_value()) return **repeated;
-    window_.Abort();
-    sessions_.Reopen();
-    if (gradients_.has_second()) {
-      // Behind every chunk that was taken for the next window, and before any that comes now.
-      PostWindowWorkLocked([self = shared_from_this(), second = window_.in_second()] {
-        absl::Status folded = self->gradients_.FoldOther(second);
-        if (!folded.ok()) self->OnDeviceFailure(folded);
-      });
-    }
-    generation = window_.generation();
-    ++environment_.counters->flushes_aborted;
-    environment_.counters->flush_read_seconds.Observe(
-        absl::ToDoubleSeconds(absl::Now() - window_.sealed_at()));
-    waiting = sessions_.TakeWaiting();
-  }
-  Call(waiting);
-  return generation;
-}
-
 // Steps
 
 void Head::ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const StepRequest& request,
@@ -310,12 +149,13 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
   if (absl::Status there = CheckReplicasOf(marks); !there.ok()) return there;
   if (auto repeated = RepeatedStepLocked(generation, marks, request); repeated.has_value()) return repeated;
-  // A coordinator that was filled goes on with marks of the process before it.
-  const bool goes_on = environment_.place.shared() && window_.stepping();
-  const std::vector<SessionMarks> known = goes_on ? window_.marks() : std::vector<SessionMarks>();
-  std::vector<SessionMarks> own;
-  absl::Status place = CheckPlaceLocked(generation, *OwnMarks(&marks, &own), known);
-  if (!place.ok()) return place;
+  if (absl::Status place = CheckEndPlaceLocked(generation, marks); !place.ok()) return place;
+  if (window_.looking()) {
+    WaitBehindLocked(std::move(done), [generation, marks, request](Head& head, StepCallback again) {
+      head.ApplyStep(generation, marks, request, std::move(again));
+    });
+    return std::nullopt;
+  }
   if (window_.state() != WindowState::kOpen) return window_.JoinStep(marks, request, done);
   if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
   if (absl::Status may = CheckSealableLocked(marks); !may.ok()) return may;
@@ -383,7 +223,7 @@ void Head::Step() {
     const MutexLock lock(mutex_);
     if (answer.ok()) CountStepLocked(&*answer);
     step_waiters = window_.EndStep(&answer);
-    waiting = answer.ok() ? BeginWindowLocked() : sessions_.TakeWaiting();
+    waiting = answer.ok() ? BeginWindowLocked() : TakeWaitingLocked();
   }
   for (const StepCallback& waiter : step_waiters) waiter(answer);
   Call(waiting);
@@ -425,67 +265,6 @@ void Head::CountStepLocked(StepResult* result) {
   counters.step_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - window_.begun()));
   result->weight_version = weights_.version();
   result->step = weights_.optimizer_steps();
-}
-
-// What the window is like
-
-void Head::ReadStats(uint64_t generation, std::vector<SessionMarks> marks, double gradient_scale,
-                     std::function<void(absl::StatusOr<WindowStats>)> done) {
-  marks = Canonical(std::move(marks));
-  absl::Status refused;
-  if (!IsScale(gradient_scale)) {
-    refused = Invalid(RejectReason::kOption, "gradient_scale",
-                      absl::StrCat("gradient_scale is ", gradient_scale, "; it must be finite in fp32"));
-  } else {
-    const MutexLock lock(mutex_);
-    refused = CheckStatsLocked(generation, marks);
-    if (refused.ok()) {
-      auto task = [self = shared_from_this(), generation, marks, gradient_scale, done = std::move(done)] {
-        done(self->StatsNow(generation, marks, gradient_scale));
-      };
-      if (marks.empty()) {
-        environment_.scheduler->Post(this, std::move(task));
-      } else {
-        PostLastLocked(std::move(marks), std::move(task));
-      }
-      return;
-    }
-  }
-  done(refused);
-}
-
-absl::Status Head::CheckStatsLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const {
-  if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  if (absl::Status alone = CheckAlone("its gradient is at all of them"); !alone.ok()) return alone;
-  if (frozen()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "head",
-                     absl::StrCat("head ", config_.name, " is frozen: it has no gradient"));
-  }
-  if (absl::Status place = CheckPlaceLocked(generation, marks); !place.ok()) return place;
-  // BeginFlush returned the statistics of a sealed window already.
-  if (window_.state() == WindowState::kSealed) return window_.CheckOpen();
-  return marks.empty() ? absl::OkStatus() : sessions_.Match(marks);
-}
-
-absl::StatusOr<Head::WindowStats> Head::StatsNow(uint64_t generation, const std::vector<SessionMarks>& marks,
-                                                 double gradient_scale) {
-  WindowStats stats;
-  WindowGradient gradient;
-  {
-    const MutexLock lock(mutex_);
-    // Much may have happened while it waited.
-    if (absl::Status status = CheckStatsLocked(generation, marks); !status.ok()) return status;
-    gradient = WindowGradientLocked();
-    stats.window_tokens = window_.tokens();
-  }
-  absl::StatusOr<GradientStats> of_gradient = gradients_.Stats(gradient, gradient_scale);
-  if (!of_gradient.ok()) {
-    OnDeviceFailure(of_gradient.status());
-    return of_gradient.status();
-  }
-  stats.gradient = *of_gradient;
-  CountGradient(stats.gradient.norm, stats.gradient.non_finite);
-  return stats;
 }
 
 }  // namespace lossd::engine

@@ -1,6 +1,8 @@
 #include "server/engine/replicas/window_ending.h"
 
+#include <string>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/cord.h"
 
@@ -66,7 +68,8 @@ absl::Status FirstError(const std::vector<Answer>& answers) {
   return first;
 }
 
-// The coordinator's own. It publishes, or opens its window again, when the others have.
+// The coordinator's own. It publishes, or opens its window again, and holds and ends a flush, when the others
+// have.
 class OwnPart : public ReplicaPart {
  public:
   OwnPart(std::shared_ptr<Head> head, std::shared_ptr<const ReplicaCommunicators> replicas)
@@ -82,6 +85,15 @@ class OwnPart : public ReplicaPart {
     head_->StepPart(step, replicas_, std::move(done));
   }
   void Reopen(const absl::Status& /*why*/, std::function<void(absl::Status)> done) override {
+    done(absl::OkStatus());
+  }
+  void Hold(const FlushInfo& /*flush*/, std::function<void(absl::Status)> done) override {
+    done(absl::OkStatus());
+  }
+  void Decide(const std::string& flush_id, FlushFate fate, std::function<void(absl::Status)> done) override {
+    done(head_->DecidePart(flush_id, fate));
+  }
+  void EndFlush(const std::string& /*flush_id*/, std::function<void(absl::Status)> done) override {
     done(absl::OkStatus());
   }
   void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override {
@@ -106,23 +118,34 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
 
   void Seal();
   void GoOn();
+  void Decide();
 
  private:
+  using Done = std::vector<absl::Status>;
   using Sealed = std::vector<absl::StatusOr<uint64_t>>;
   using Summed = std::vector<absl::StatusOr<GradientStats>>;
 
   // Asks all replicas: ask(part, what it answers to).
   template <class Answer, class Ask>
   void AskAll(std::function<void(std::vector<Answer>)> then, Ask ask);
+  // Asks all for what exchanges nothing.
+  void AskEach(std::function<void(const Done&)> then,
+               std::function<void(ReplicaPart&, std::function<void(absl::Status)>)> ask);
+  // When all others have done it, the coordinator does, and answers.
+  void Finish(const Done& done, absl::FunctionRef<void()> finish);
   void Sum(const Sealed& sealed);
   void Tally();
-  void Step(const Summed& summed);
-  void Publish(const std::vector<absl::Status>& stepped);
-  void Reopen(const absl::Status& why);
+  void GoOnWith(const Summed& summed);
+  void Step(const StepRequest& request, const GradientStats& stats);
+  void Publish(const Done& stepped);
+  void Describe(const GradientStats& stats);
+  void Hold(const FlushInfo& flush);
+  void EndFlush(const Done& decided);
+  void Reopen(const absl::Status& why, std::function<void()> finish);
   // An error ends the epoch before the others have answered: they may wait for this one at their devices.
   template <class Answer>
   std::function<void(Answer)> AtOnce(std::function<void(Answer)> done);
-  // Some may have done what others have not.
+  // Some may have done what others have not: who waits is told, and has to ask again.
   void Break(const absl::Status& why);
   // It is over if one was lost.
   bool IsLost(const absl::Status& why) const;
@@ -130,7 +153,7 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
   const std::shared_ptr<Head> head_;
   const WindowEnd end_;
   const EndingReplicas replicas_;
-  std::vector<std::shared_ptr<ReplicaPart>> parts_;  // the coordinator's first
+  std::vector<std::shared_ptr<ReplicaPart>> parts_;  // by replica
   JointStep step_;                                   // one round after the other works with it
 };
 
@@ -166,6 +189,18 @@ std::function<void(Answer)> WindowEnding::AtOnce(std::function<void(Answer)> don
 
 void WindowEnding::Break(const absl::Status& why) { head_->TellWaiting(why, end_.ending); }
 
+void WindowEnding::AskEach(std::function<void(const Done&)> then,
+                           std::function<void(ReplicaPart&, std::function<void(absl::Status)>)> ask) {
+  AskAll<absl::Status>(std::move(then), [this, &ask](ReplicaPart& part, auto done) {
+    ask(part, AtOnce<absl::Status>(std::move(done)));
+  });
+}
+
+void WindowEnding::Finish(const Done& done, absl::FunctionRef<void()> finish) {
+  if (const absl::Status failed = FirstError(done); !failed.ok()) return Break(failed);
+  if (!replicas_.epoch->Finish(finish)) (void)IsLost(ReplicaLost("a replica was lost"));
+}
+
 void WindowEnding::Seal() {
   AskAll<absl::StatusOr<uint64_t>>(
       [self = shared_from_this()](const Sealed& sealed) { self->Sum(sealed); },
@@ -176,52 +211,104 @@ void WindowEnding::Seal() {
 
 void WindowEnding::Sum(const Sealed& sealed) {
   if (const absl::Status refused = FirstError(sealed); !refused.ok()) {
-    if (!IsLost(refused)) Reopen(refused);
-    return;
+    if (IsLost(refused)) return;
+    return Reopen(refused, [this, refused] { head_->ReopenPart(refused, end_.ending); });
   }
   for (const absl::StatusOr<uint64_t>& tokens : sealed) step_.window_tokens += *tokens;
   Tally();
 }
 
 void WindowEnding::GoOn() {
-  step_.window_tokens = head_->part().step.window_tokens;
+  const PartState part = head_->part();
+  step_.window_tokens = part.step.window_tokens;
+  if (part.flush.has_value()) return Hold(*part.flush);
   Tally();
 }
 
 void WindowEnding::Tally() {
   AskAll<absl::StatusOr<GradientStats>>(
-      [self = shared_from_this()](const Summed& summed) { self->Step(summed); },
+      [self = shared_from_this()](const Summed& summed) { self->GoOnWith(summed); },
       [this](ReplicaPart& part, std::function<void(absl::StatusOr<GradientStats>)> done) {
         part.Sum(step_.window_tokens, AtOnce<absl::StatusOr<GradientStats>>(std::move(done)));
       });
 }
 
-void WindowEnding::Step(const Summed& summed) {
+void WindowEnding::GoOnWith(const Summed& summed) {
   if (const absl::Status failed = FirstError(summed); !failed.ok()) return Break(failed);
-  step_.stats = *summed.front();
-  const bool refuses = end_.step.non_finite == NonFinite::kSkip && step_.stats.non_finite > 0;
+  const GradientStats& stats = *summed.front();
+  if (const auto* const step = std::get_if<StepRequest>(&end_.by); step != nullptr) return Step(*step, stats);
+  if (std::holds_alternative<FlushEnd>(end_.by)) return Describe(stats);
+  const WindowStats found{stats, step_.window_tokens};
+  Reopen(absl::CancelledError("it was looked at"), [this, found] { head_->EndLook(found, end_.ending); });
+}
+
+void WindowEnding::Step(const StepRequest& request, const GradientStats& stats) {
+  step_.stats = stats;
+  const bool refuses = request.non_finite == NonFinite::kSkip && step_.stats.non_finite > 0;
   step_.skipped = refuses || step_.window_tokens == 0;
-  AskAll<absl::Status>(
-      [self = shared_from_this()](const std::vector<absl::Status>& stepped) { self->Publish(stepped); },
-      [this](ReplicaPart& part, std::function<void(absl::Status)> done) {
-        part.Step(step_, AtOnce<absl::Status>(std::move(done)));
-      });
+  AskEach([self = shared_from_this()](const Done& stepped) { self->Publish(stepped); },
+          [this](ReplicaPart& part, std::function<void(absl::Status)> done) {
+            part.Step(step_, std::move(done));
+          });
 }
 
 // At the coordinator it comes last: nobody is answered before all have the new version.
-void WindowEnding::Publish(const std::vector<absl::Status>& stepped) {
-  if (const absl::Status failed = FirstError(stepped); !failed.ok()) return Break(failed);
-  const bool published = replicas_.epoch->Finish([this] { head_->PublishPart(step_); });
-  if (!published) (void)IsLost(ReplicaLost("a replica was lost"));
+void WindowEnding::Publish(const Done& stepped) {
+  Finish(stepped, [this] { head_->PublishPart(step_); });
 }
 
-void WindowEnding::Reopen(const absl::Status& why) {
+void WindowEnding::Describe(const GradientStats& stats) {
+  const auto read = [parts = parts_](int32_t replica, const PartRows& rows,
+                                     std::function<void(absl::StatusOr<std::string>)> done) {
+    parts[static_cast<size_t>(replica)]->ReadRows(rows, std::move(done));
+  };
+  head_->DescribeFlush(step_.window_tokens, stats, read,
+                       [self = shared_from_this()](const absl::StatusOr<FlushInfo>& flush) {
+                         if (flush.ok()) return self->Hold(*flush);
+                         if (!IsReplicaLost(flush.status())) self->replicas_.on_broken(flush.status());
+                         self->Break(flush.status());
+                       });
+}
+
+void WindowEnding::Hold(const FlushInfo& flush) {
+  AskEach(
+      [self = shared_from_this(), flush](const Done& held) {
+        self->Finish(held, [&] {
+          if (const absl::Status own = self->head_->HoldPart(flush); !own.ok()) self->Break(own);
+        });
+      },
+      [&flush](ReplicaPart& part, std::function<void(absl::Status)> done) {
+        part.Hold(flush, std::move(done));
+      });
+}
+
+// Otherwise one that has committed could be lost after a client has seen the next window.
+void WindowEnding::Decide() {
+  AskEach([self = shared_from_this()](const Done& decided) { self->EndFlush(decided); },
+          [this](ReplicaPart& part, std::function<void(absl::Status)> done) {
+            part.Decide(FlushIdOf(end_.by), *end_.fate, std::move(done));
+          });
+}
+
+void WindowEnding::EndFlush(const Done& decided) {
+  if (const absl::Status failed = FirstError(decided); !failed.ok()) return Break(failed);
+  const std::string flush_id = FlushIdOf(end_.by);
+  AskEach(
+      [self = shared_from_this(), flush_id](const Done& ended) {
+        self->Finish(ended, [&] {
+          if (const absl::Status own = self->head_->EndFlushPart(flush_id); !own.ok()) self->Break(own);
+        });
+      },
+      [&flush_id](ReplicaPart& part, std::function<void(absl::Status)> done) {
+        part.EndFlush(flush_id, std::move(done));
+      });
+}
+
+void WindowEnding::Reopen(const absl::Status& why, std::function<void()> finish) {
   AskAll<absl::Status>(
-      [self = shared_from_this(), why](const std::vector<absl::Status>& reopened) {
+      [self = shared_from_this(), finish = std::move(finish)](const Done& reopened) {
         if (self->IsLost(FirstError(reopened))) return;
-        const bool told =
-            self->replicas_.epoch->Finish([&] { self->head_->ReopenPart(why, self->end_.ending); });
-        if (!told) (void)self->IsLost(ReplicaLost("a replica was lost"));
+        if (!self->replicas_.epoch->Finish(finish)) (void)self->IsLost(ReplicaLost("a replica was lost"));
       },
       [&why](ReplicaPart& part, std::function<void(absl::Status)> done) {
         part.Reopen(why, std::move(done));
@@ -264,7 +351,9 @@ absl::Status ReplicaLost(absl::string_view why) {
 bool IsReplicaLost(const absl::Status& status) { return status.GetPayload(kLost).has_value(); }
 
 void EndWindow(std::shared_ptr<Head> head, WindowEnd end, EndingReplicas replicas) {
-  std::make_shared<WindowEnding>(std::move(head), std::move(end), std::move(replicas))->Seal();
+  const bool decides = end.fate.has_value();
+  const auto ending = std::make_shared<WindowEnding>(std::move(head), std::move(end), std::move(replicas));
+  decides ? ending->Decide() : ending->Seal();
 }
 
 void GoOnEndingWindow(std::shared_ptr<Head> head, WindowEnd end, EndingReplicas replicas) {

@@ -72,6 +72,26 @@ void RemotePart::Reopen(const absl::Status& why, std::function<void(absl::Status
   Ask("ReopenWindow", std::move(command), WithoutData(std::move(done)));
 }
 
+void RemotePart::Hold(const engine::FlushInfo& flush, std::function<void(absl::Status)> done) {
+  ReplicaCommand command;
+  ToProto(flush, command.mutable_hold());
+  Ask("HoldFlush", std::move(command), WithoutData(std::move(done)));
+}
+
+void RemotePart::Decide(const std::string& flush_id, engine::FlushFate fate,
+                        std::function<void(absl::Status)> done) {
+  ReplicaCommand command;
+  command.mutable_decide()->set_flush_id(flush_id);
+  command.mutable_decide()->set_commit(fate == engine::FlushFate::kCommit);
+  Ask("DecideFlush", std::move(command), WithoutData(std::move(done)));
+}
+
+void RemotePart::EndFlush(const std::string& flush_id, std::function<void(absl::Status)> done) {
+  ReplicaCommand command;
+  command.mutable_end_flush()->set_flush_id(flush_id);
+  Ask("EndFlush", std::move(command), WithoutData(std::move(done)));
+}
+
 void RemotePart::ReadRows(const engine::PartRows& rows,
                           std::function<void(absl::StatusOr<std::string>)> done) {
   ReplicaCommand command;

@@ -24,6 +24,10 @@ class RemotePart final : public engine::ReplicaPart {
   void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<engine::GradientStats>)> done) override;
   void Step(const engine::JointStep& step, std::function<void(absl::Status)> done) override;
   void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) override;
+  void Hold(const engine::FlushInfo& flush, std::function<void(absl::Status)> done) override;
+  void Decide(const std::string& flush_id, engine::FlushFate fate,
+              std::function<void(absl::Status)> done) override;
+  void EndFlush(const std::string& flush_id, std::function<void(absl::Status)> done) override;
   void ReadRows(const engine::PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override;
   void WriteRows(const engine::PartRows& rows, std::string bytes,
                  std::function<void(absl::Status)> done) override;

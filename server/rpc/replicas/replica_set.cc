@@ -470,7 +470,7 @@ engine::EndingReplicas MeetingReplica::ReplicasOf(const Coordination& coordinati
 
 void MeetingReplica::EndTogether(std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
   const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
-  if (!coordination.ok()) return head->ReopenPart(coordination.status(), end.ending);
+  if (!coordination.ok()) return head->GiveUpEnding(coordination.status(), end);
   engine::EndingReplicas replicas = ReplicasOf(**coordination, *head);
   EndWindow(std::move(head), std::move(end), std::move(replicas));
 }

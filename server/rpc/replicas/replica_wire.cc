@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "server/rpc/convert/convert.h"
@@ -37,6 +38,31 @@ void ToProto(const std::string& head, uint64_t generation, const std::vector<eng
   if (step.beta2.has_value()) request->set_beta2(*step.beta2);
 }
 
+engine::EndsBy EndedBy(const group::v1::SealWindow& proto) {
+  if (proto.has_flush()) return engine::FlushEnd{proto.flush().flush_id(), proto.flush().gradient_scale()};
+  if (proto.has_look()) return engine::LookEnd{proto.look().gradient_scale()};
+  return ToEngine(proto.step());
+}
+
+void ToProto(const engine::GradientSummary& summary, group::v1::Summary* proto) {
+  proto->set_norm(summary.norm);
+  proto->set_checksum(summary.checksum);
+  proto->set_non_finite(summary.non_finite);
+}
+
+engine::GradientSummary SummaryOf(const group::v1::Summary& proto) {
+  return {.norm = proto.norm(), .checksum = proto.checksum(), .non_finite = proto.non_finite()};
+}
+
+void ToProto(const engine::FlushRecord& record, group::v1::FlushRecord* proto) {
+  proto->set_flush_id(record.flush_id);
+  proto->set_generation(record.generation);
+}
+
+engine::FlushRecord RecordOf(const group::v1::FlushRecord& proto) {
+  return {proto.flush_id(), proto.generation()};
+}
+
 engine::StepRecord ToRecord(const group::v1::HeadPart& proto) {
   const v1::ApplyStepResponse& result = proto.last_result();
   return {.generation = proto.last_step().generation(),
@@ -58,13 +84,22 @@ engine::StepRecord ToRecord(const group::v1::HeadPart& proto) {
 void ToProto(const std::string& head, const engine::WindowEnd& end, group::v1::SealWindow* proto) {
   proto->set_weight_version(end.weight_version);
   proto->set_optimizer_steps(end.optimizer_steps);
-  ToProto(head, end.generation, end.marks, end.step, proto->mutable_step());
+  const auto* const step = std::get_if<engine::StepRequest>(&end.by);
+  ToProto(head, end.generation, end.marks, step == nullptr ? engine::StepRequest() : *step,
+          proto->mutable_step());
+  if (const auto* const flush = std::get_if<engine::FlushEnd>(&end.by); flush != nullptr) {
+    proto->mutable_flush()->set_flush_id(flush->flush_id);
+    proto->mutable_flush()->set_gradient_scale(flush->gradient_scale);
+  }
+  if (const auto* const look = std::get_if<engine::LookEnd>(&end.by); look != nullptr) {
+    proto->mutable_look()->set_gradient_scale(look->gradient_scale);
+  }
 }
 
 engine::WindowEnd ToEnd(const group::v1::SealWindow& proto) {
   return {.generation = proto.step().generation(),
           .marks = engine::Canonical(ToEngine(proto.step().marks())),
-          .step = ToEngine(proto.step()),
+          .by = EndedBy(proto),
           .weight_version = proto.weight_version(),
           .optimizer_steps = proto.optimizer_steps()};
 }
@@ -85,6 +120,25 @@ engine::JointStep ToEngine(const group::v1::JointStep& proto) {
                     .non_finite = proto.non_finite()},
           .window_tokens = proto.window_tokens(),
           .skipped = proto.skipped()};
+}
+
+void ToProto(const engine::FlushInfo& flush, group::v1::FlushSealed* proto) {
+  proto->set_flush_id(flush.flush_id);
+  proto->set_rows(flush.rows);
+  proto->set_columns(flush.columns);
+  proto->set_window_tokens(flush.window_tokens);
+  ToProto(flush.summary, proto->mutable_summary());
+  if (flush.bias_summary.has_value()) ToProto(*flush.bias_summary, proto->mutable_bias_summary());
+}
+
+engine::FlushInfo ToEngine(const group::v1::FlushSealed& proto) {
+  engine::FlushInfo flush{.flush_id = proto.flush_id(),
+                          .rows = proto.rows(),
+                          .columns = proto.columns(),
+                          .window_tokens = proto.window_tokens(),
+                          .summary = SummaryOf(proto.summary())};
+  if (proto.has_bias_summary()) flush.bias_summary = SummaryOf(proto.bias_summary());
+  return flush;
 }
 
 void ToProto(const engine::PartRows& rows, group::v1::HeldRows* proto) {
@@ -111,6 +165,9 @@ void ToProto(const engine::HeadConfig& config, const engine::PartState& part, gr
   proto->set_optimizer_steps(part.optimizer_steps);
   proto->set_prepared_write(part.prepared_write);
   proto->set_last_write(part.last_write);
+  if (part.flush.has_value()) ToProto(*part.flush, proto->mutable_flush());
+  ToProto(part.committed, proto->mutable_committed());
+  ToProto(part.aborted, proto->mutable_aborted());
 }
 
 engine::PartState ToEngine(const group::v1::HeadPart& proto) {
@@ -118,12 +175,16 @@ engine::PartState ToEngine(const group::v1::HeadPart& proto) {
                          .phase = static_cast<engine::EndingPhase>(proto.phase()),
                          .end = std::nullopt,
                          .step = ToEngine(proto.step()),
+                         .flush = std::nullopt,
                          .last_step = ToRecord(proto),
+                         .committed = RecordOf(proto.committed()),
+                         .aborted = RecordOf(proto.aborted()),
                          .weight_version = proto.weight_version(),
                          .optimizer_steps = proto.optimizer_steps(),
                          .prepared_write = proto.prepared_write(),
                          .last_write = proto.last_write()};
   if (proto.has_end()) part.end = ToEnd(proto.end());
+  if (proto.has_flush()) part.flush = ToEngine(proto.flush());
   return part;
 }
 

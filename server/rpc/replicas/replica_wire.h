@@ -19,6 +19,9 @@ engine::WindowEnd ToEnd(const group::v1::SealWindow& proto);
 void ToProto(const engine::JointStep& step, group::v1::JointStep* proto);
 engine::JointStep ToEngine(const group::v1::JointStep& proto);
 
+void ToProto(const engine::FlushInfo& flush, group::v1::FlushSealed* proto);
+engine::FlushInfo ToEngine(const group::v1::FlushSealed& proto);
+
 void ToProto(const engine::PartRows& rows, group::v1::HeldRows* proto);
 engine::PartRows ToEngine(const group::v1::HeldRows& proto);
 

@@ -5,7 +5,9 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <variant>
 
 #include "server/engine/replicas/window_ending.h"
 #include "server/rpc/convert/convert.h"
@@ -57,21 +59,48 @@ std::vector<engine::ReplicaState> StatesOf(const std::vector<std::optional<PartS
     states[i].holds = true;
     states[i].generation = parts[i]->generation;
     states[i].phase = parts[i]->phase;
+    if (!parts[i]->end.has_value()) continue;
+    states[i].flush_id = engine::FlushIdOf(parts[i]->end->by);
+    // Nothing comes of a look.
+    const bool looks = std::holds_alternative<engine::LookEnd>(parts[i]->end->by);
+    if (looks && states[i].phase == EndingPhase::kSummed) states[i].phase = EndingPhase::kSealed;
   }
   return states;
 }
 
-// What a replica with nothing has when it is filled: what the one has that is the furthest.
+// What a replica with nothing has when it is filled: what the one has that is the furthest. Who has heard
+// that all hold a flush is further than who has not.
 PartState Furthest(const std::vector<std::optional<PartState>>& parts) {
   const std::optional<PartState>* furthest = nullptr;
   for (const std::optional<PartState>& part : parts) {
     if (!part.has_value()) continue;
     const auto place = [](const PartState& state) {
-      return std::pair(state.generation, state.weight_version);
+      return std::tuple(state.generation, state.weight_version, state.flush.has_value());
     };
     if (furthest == nullptr || place(*part) > place(**furthest)) furthest = &part;
   }
   return **furthest;
+}
+
+// A window that is open again has nothing that ends it. If some know that its flush is to be aborted, the
+// call for that may be made again.
+void Open(const std::vector<std::optional<PartState>>& parts, PartState* part) {
+  for (const std::optional<PartState>& one : parts) {
+    if (!one.has_value() || one->phase != EndingPhase::kAborting || !one->end.has_value()) continue;
+    part->aborted = {engine::FlushIdOf(one->end->by), one->generation};
+  }
+  part->end.reset();
+  part->flush.reset();
+}
+
+// If it is not committed yet.
+void Commit(const std::string& flush_id, uint64_t generation, PartState* part) {
+  if (part->generation == generation) return;
+  part->generation = generation;
+  part->committed = {flush_id, generation};
+  part->phase = EndingPhase::kOpen;
+  part->end.reset();
+  part->flush.reset();
 }
 
 // The step that somebody has begun to take out of the window of this generation.
@@ -110,6 +139,12 @@ absl::Status Await(Begin begin) {
   return done.get_future().get();
 }
 
+// What comes only of a head that was deleted meanwhile.
+void Told(const absl::Status& status) {
+  if (status.ok()) return;
+  Log(LogLevel::kWarning, "a flush was not ended here", {{"reason", std::string(status.message())}});
+}
+
 }  // namespace
 
 group::v1::ReplicaHello HelloOf(const engine::Engine& engine) {
@@ -128,7 +163,7 @@ absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine
         "two neighbouring replicas have started anew: a slice of the optimizer's state is lost; start all "
         "replicas anew, and restore a checkpoint");
   }
-  Deed deed{.head = nullptr, .verdict = settlement->verdict};
+  Deed deed{.head = nullptr, .verdict = settlement->verdict, .flush_id = settlement->flush_id};
   PartState part = Furthest(parts);
   const std::optional<PartState>& own = parts[static_cast<size_t>(place.replica)];
   uint64_t low = part.generation;
@@ -143,8 +178,9 @@ absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine
   const bool any_filled =
       std::find(settlement->refilled.begin(), settlement->refilled.end(), true) != settlement->refilled.end();
   if (any_filled) {
-    // A window without a token has none.
-    const bool sums = deed.verdict == Verdict::kGoOn && !deed.stepped && part.step.window_tokens > 0;
+    // A step of a window without a token has none.
+    const bool summed = part.step.window_tokens > 0 || !deed.flush_id.empty();
+    const bool sums = deed.verdict == Verdict::kGoOn && !deed.stepped && summed;
     deed.refill = {.empty = settlement->refilled, .sums = sums};
   }
   const absl::StatusOr<bool> publishes = WriteEnds(parts, part);
@@ -152,8 +188,8 @@ absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine
   const bool prepared = own.has_value() && !own->prepared_write.empty();
   deed.publishes = prepared && *publishes && own->weight_version != part.weight_version;
   deed.drops_write = prepared && !deed.publishes;
-  // A window that is open again has nothing that ends it.
-  if (deed.verdict == Verdict::kDrop) part.end.reset();
+  if (deed.verdict == Verdict::kDrop) Open(parts, &part);
+  if (deed.verdict == Verdict::kCommit) Commit(deed.flush_id, settlement->generation, &part);
   deed.part = std::move(part);
   return deed;
 }
@@ -213,6 +249,9 @@ absl::Status Settling::Do(const std::shared_ptr<const engine::ReplicaCommunicato
         head.PublishPrepared([tell](const absl::StatusOr<uint64_t>& version) { tell(version.status()); });
       });
     }
+    if (done.ok() && deed.verdict == Verdict::kCommit && deed.behind && !deed.filled) {
+      done = head.DecidePart(deed.flush_id, engine::FlushFate::kCommit);
+    }
     if (done.ok() && deed.stepped && deed.behind && !deed.filled) {
       done = Await([&](auto tell) { head.StepPart(deed.step, nullptr, tell); });
     }
@@ -234,7 +273,9 @@ void Settling::Finish() {
           "a replica was lost before all could publish the weights; commit them again"));
     }
     if (deed.filled) deed.head->InstallPart(deed.part);
-    if (deed.stepped) {
+    if (deed.verdict == Verdict::kCommit) {
+      if (deed.behind && !deed.filled) Told(deed.head->EndFlushPart(deed.flush_id));
+    } else if (deed.stepped) {
       if (deed.behind) deed.head->PublishPart(deed.step);
     } else if (deed.verdict == Verdict::kDrop && !deed.filled) {
       deed.head->ReopenPart(engine::ReplicaLost("a replica was lost; the window is open again"));

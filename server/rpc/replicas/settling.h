@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -36,7 +37,7 @@ class Settling {
   absl::Status Do(const std::shared_ptr<const engine::ReplicaCommunicators>& replicas);
   // When all have done so: windows are open, but for those that all have summed.
   void Finish();
-  // Those, which the coordinator goes on to end.
+  // Those, which the coordinator goes on to end, or to hold for a flush.
   std::vector<std::shared_ptr<engine::Head>> Summed() const;
 
  private:
@@ -44,10 +45,11 @@ class Settling {
     std::shared_ptr<engine::Head> head;
     engine::Verdict verdict = engine::Verdict::kDrop;
     bool stepped = false;  // somebody has begun to step, which nothing undoes
-    bool behind = false;   // this replica has yet to publish that step
+    bool behind = false;   // this replica has yet to publish that step, or to commit the flush
     engine::JointStep step = {};
     bool publishes = false;       // a write that others have published
     bool drops_write = false;     // one that nobody has
+    std::string flush_id = {};    // that is committed, or stays
     engine::Refill refill = {};   // nobody, if it is empty
     bool filled = false;          // this replica is
     engine::PartState part = {};  // that it has then

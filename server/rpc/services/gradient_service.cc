@@ -121,14 +121,16 @@ grpc::ServerUnaryReactor* GradientService::CommitFlush(grpc::CallbackServerConte
                                                        const v1::CommitFlushRequest* request,
                                                        v1::CommitFlushResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto answer = [this, reactor, response](const absl::StatusOr<uint64_t>& generation) {
+    if (generation.ok()) response->set_generation(*generation);
+    reactor->Finish(ToGrpc(generation.status(), engine_->counters()));
+  };
   const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
-  absl::Status status = head.status();
-  if (status.ok()) {
-    const absl::StatusOr<uint64_t> generation = (*head)->CommitFlush(request->flush_id());
-    status = generation.status();
-    if (status.ok()) response->set_generation(*generation);
+  if (head.ok()) {
+    (*head)->CommitFlush(request->flush_id(), answer);
+  } else {
+    answer(head.status());
   }
-  reactor->Finish(ToGrpc(status, engine_->counters()));
   return reactor;
 }
 
@@ -136,14 +138,16 @@ grpc::ServerUnaryReactor* GradientService::AbortFlush(grpc::CallbackServerContex
                                                       const v1::AbortFlushRequest* request,
                                                       v1::AbortFlushResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto answer = [this, reactor, response](const absl::StatusOr<uint64_t>& generation) {
+    if (generation.ok()) response->set_generation(*generation);
+    reactor->Finish(ToGrpc(generation.status(), engine_->counters()));
+  };
   const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
-  absl::Status status = head.status();
-  if (status.ok()) {
-    const absl::StatusOr<uint64_t> generation = (*head)->AbortFlush(request->flush_id());
-    status = generation.status();
-    if (status.ok()) response->set_generation(*generation);
+  if (head.ok()) {
+    (*head)->AbortFlush(request->flush_id(), answer);
+  } else {
+    answer(head.status());
   }
-  reactor->Finish(ToGrpc(status, engine_->counters()));
   return reactor;
 }
 

@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "tests/unit/engine/end_flush.h"
+
 namespace lossd::testing {
 namespace {
 
@@ -87,7 +89,7 @@ void RealServer::FlushAfter(uint64_t chunks) {
                      [&](absl::StatusOr<engine::FlushInfo> told) { begun.set_value(std::move(told)); });
     flush = begun.get_future().get();
   }
-  Require(head->CommitFlush(flush->flush_id));
+  Require(engine::CommitFlush(*head, flush->flush_id));
 }
 
 void RealServer::Publish(const std::string& name) {
@@ -117,7 +119,7 @@ void RealServer::TakeLane(int lane) {
 
 void RealServer::Abort() {
   const std::shared_ptr<engine::Head> head = EngineHead();
-  Require(head->AbortFlush(head->Info().flush_id));
+  Require(engine::AbortFlush(*head, head->Info().flush_id));
 }
 
 void RealServer::BeforeOf(int lane, uint64_t sequence, std::function<void()> action) {

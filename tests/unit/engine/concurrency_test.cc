@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "server/engine/common/errors.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::concurrency_test {
@@ -92,7 +93,7 @@ TEST_P(Concurrency, FlushesBetweenStreamsLoseAndDoubleNothing) {
     const absl::StatusOr<FlushInfo> flush =
         fixture.BeginFlush(static_cast<uint64_t>(window), fixture.Marks());
     ASSERT_TRUE(flush.ok()) << flush.status();
-    ASSERT_TRUE(fixture.head->CommitFlush(flush->flush_id).ok());
+    ASSERT_TRUE(CommitFlush(*fixture.head, flush->flush_id).ok());
   }
   EXPECT_EQ(total, kWindows * kClients * 5);
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/engine/common/random_id.h"
+#include "tests/unit/engine/end_flush.h"
 
 namespace lossd::engine {
 
@@ -146,7 +147,7 @@ float EngineFixture::GradientSum() {
                      [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   engine->WaitIdle();
   sum = row[0];
-  EXPECT_TRUE(head->AbortFlush(flush->flush_id).ok());
+  EXPECT_TRUE(AbortFlush(*head, flush->flush_id).ok());
   return sum;
 }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::telemetry::collect_test {
@@ -88,7 +89,7 @@ TEST_F(CollectTest, WindowsHaveAnAgeAndFlushesPhases) {
             Value("lossd_head_flush_age_seconds{head=\"h\"}"));
   EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"freeze\"}"), 1);
   EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"read\"}"), 0);
-  ASSERT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head, flush->flush_id).ok());
   EXPECT_EQ(Phase(), "open");
   EXPECT_EQ(Value("lossd_head_window_tokens{head=\"h\"}"), 0);
   EXPECT_EQ(Value("lossd_head_window_age_seconds{head=\"h\"}"), 0);
@@ -96,7 +97,7 @@ TEST_F(CollectTest, WindowsHaveAnAgeAndFlushesPhases) {
   EXPECT_EQ(Value("lossd_head_generation{head=\"h\"}"), 2);
   EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"read\"}"), 1);
   EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"commit\"}"), 1);
-  ASSERT_TRUE(head->CommitFlush(flush->flush_id).ok()) << "again";
+  ASSERT_TRUE(CommitFlush(*head, flush->flush_id).ok()) << "again";
   EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"commit\"}"), 1) << "a repeat is no commit";
 }
 
@@ -106,7 +107,7 @@ TEST_F(CollectTest, AnAbortedFlushLeavesTheWindowAsOldAsItWas) {
   const auto flush = BeginFlush(1, Marks());
   ASSERT_TRUE(flush.ok()) << flush.status();
   const double age = Value("lossd_head_window_age_seconds{head=\"h\"}");
-  ASSERT_TRUE(head->AbortFlush(flush->flush_id).ok());
+  ASSERT_TRUE(AbortFlush(*head, flush->flush_id).ok());
   EXPECT_EQ(Phase(), "open");
   EXPECT_GE(Value("lossd_head_window_age_seconds{head=\"h\"}"), age);
   EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"read\"}"), 1);

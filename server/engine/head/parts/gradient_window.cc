@@ -33,7 +33,7 @@ const char* Name(WindowState state) {
 }
 
 std::optional<absl::Time> GradientWindow::flush_since() const {
-  if (window_.state == WindowState::kOpen || stepping()) return std::nullopt;
+  if (window_.state == WindowState::kOpen || stepping() || looking()) return std::nullopt;
   return begun_;
 }
 
@@ -100,7 +100,7 @@ std::optional<absl::StatusOr<StepResult>> GradientWindow::JoinStep(const std::ve
                                                                    const StepRequest& request,
                                                                    StepCallback& done) {
   if (!stepping()) return CheckOpen();
-  const StepRecord first{window_.generation, window_.marks, *step_, {}};
+  const StepRecord first{window_.generation, window_.marks, step(), {}};
   if (absl::Status same = CheckSameStep(first, marks, request, "is under way"); !same.ok()) return same;
   step_waiters_.push_back(std::move(done));
   return std::nullopt;
@@ -117,24 +117,57 @@ std::optional<absl::StatusOr<StepResult>> GradientWindow::RepeatedStep(uint64_t 
   return last.result;
 }
 
-void GradientWindow::Seal(std::vector<SessionMarks> marks) {
+void GradientWindow::Begin(std::vector<SessionMarks> marks, EndsBy by) {
   window_.state = WindowState::kSealing;
+  if (const auto* const flush = std::get_if<FlushEnd>(&by); flush != nullptr) {
+    window_.flush_scale = flush->gradient_scale;
+  }
+  by_ = std::move(by);
   ++ending_;
   window_.marks = std::move(marks);
   begun_ = absl::Now();
 }
 
-void GradientWindow::BeginFlush(std::vector<SessionMarks> marks, float scale, FlushCallback done) {
-  Seal(std::move(marks));
-  window_.flush_scale = scale;
-  if (done != nullptr) flush_waiters_.push_back(std::move(done));
+void GradientWindow::BeginFlush(std::vector<SessionMarks> marks, FlushEnd flush, FlushCallback done) {
+  Begin(std::move(marks), std::move(flush));
+  flush_waiters_.push_back(std::move(done));
 }
 
 void GradientWindow::BeginStep(std::vector<SessionMarks> marks, const StepRequest& request,
                                StepCallback done) {
-  Seal(std::move(marks));
-  step_ = request;
-  if (done != nullptr) step_waiters_.push_back(std::move(done));
+  Begin(std::move(marks), request);
+  step_waiters_.push_back(std::move(done));
+}
+
+void GradientWindow::BeginLook(std::vector<SessionMarks> marks, LookEnd look, StatsCallback done) {
+  Begin(std::move(marks), look);
+  stats_waiters_.push_back(std::move(done));
+}
+
+std::vector<std::function<void()>> GradientWindow::TakeBehind() {
+  std::vector<std::function<void()>> calls;
+  for (Behind& one : std::exchange(behind_, {})) calls.push_back(std::move(one.again));
+  return calls;
+}
+
+std::vector<GradientWindow::Tell> GradientWindow::TakeCallers() {
+  std::vector<Tell> callers;
+  const auto take = [&callers](auto waiters) {
+    for (auto& waiter : waiters) {
+      callers.emplace_back([waiter = std::move(waiter)](const absl::Status& why) { waiter(why); });
+    }
+  };
+  take(std::exchange(flush_waiters_, {}));
+  take(std::exchange(step_waiters_, {}));
+  take(std::exchange(stats_waiters_, {}));
+  take(TakeFateWaiters());
+  return callers;
+}
+
+std::vector<GradientWindow::Tell> GradientWindow::TakeAll() {
+  std::vector<Tell> all = TakeCallers();
+  for (Behind& one : std::exchange(behind_, {})) all.push_back(std::move(one.tell));
+  return all;
 }
 
 std::vector<FlushCallback> GradientWindow::Seal(absl::StatusOr<FlushInfo>* answer) {
@@ -142,7 +175,6 @@ std::vector<FlushCallback> GradientWindow::Seal(absl::StatusOr<FlushInfo>* answe
     Open();
   } else {
     window_.state = WindowState::kSealed;
-    (*answer)->window_tokens = window_.tokens;
     window_.flush = **answer;
     sealed_at_ = absl::Now();
   }
@@ -150,7 +182,7 @@ std::vector<FlushCallback> GradientWindow::Seal(absl::StatusOr<FlushInfo>* answe
 }
 
 std::vector<StepCallback> GradientWindow::EndStep(absl::StatusOr<StepResult>* answer) {
-  const StepRequest request = *std::exchange(step_, std::nullopt);
+  const StepRequest request = step();
   if (answer->ok()) {
     (*answer)->generation = window_.generation + 1;
     window_.last_step = {window_.generation, std::exchange(window_.marks, {}), request, **answer};
@@ -158,40 +190,70 @@ std::vector<StepCallback> GradientWindow::EndStep(absl::StatusOr<StepResult>* an
   } else {
     Open();
   }
-  return TakeStepWaiters();
+  return std::exchange(step_waiters_, {});
+}
+
+std::vector<StatsCallback> GradientWindow::EndLook() {
+  Open();
+  return std::exchange(stats_waiters_, {});
+}
+
+std::vector<GradientWindow::Tell> GradientWindow::Reopen() {
+  Open();
+  return TakeCallers();
+}
+
+absl::StatusOr<GradientWindow::Asked> GradientWindow::AskFor(FlushFate fate, FateCallback done) {
+  if (asked_fate_.has_value() && *asked_fate_ != fate) {
+    return absl::UnavailableError(absl::StrCat("flush ", window_.flush.flush_id, " is being ",
+                                               fate == FlushFate::kCommit ? "aborted" : "committed",
+                                               "; ask what became of it"));
+  }
+  const Asked asked = asked_fate_.has_value() ? Asked::kAgain : Asked::kFirst;
+  asked_fate_ = fate;
+  fate_waiters_.push_back(std::move(done));
+  return asked;
+}
+
+std::vector<FateCallback> GradientWindow::TakeFateWaiters() {
+  asked_fate_.reset();
+  return std::exchange(fate_waiters_, {});
+}
+
+void GradientWindow::Decide(FlushFate fate) {
+  phase_ = fate == FlushFate::kCommit ? EndingPhase::kCommitting : EndingPhase::kAborting;
+  decided_at_ = absl::Now();
 }
 
 absl::StatusOr<std::optional<uint64_t>> GradientWindow::CheckCommit(const std::string& flush_id) const {
-  if (!flush_id.empty() && flush_id == window_.last_committed_flush) {
-    return window_.last_committed_generation;
-  }
+  if (!flush_id.empty() && flush_id == window_.committed.flush_id) return window_.committed.generation;
   if (!IsSealedBy(flush_id)) return UnknownFlush(flush_id);
   return std::nullopt;
 }
 
 absl::StatusOr<std::optional<uint64_t>> GradientWindow::CheckAbort(const std::string& flush_id) const {
-  if (!flush_id.empty() && flush_id == window_.last_aborted_flush) return window_.last_aborted_generation;
+  if (!flush_id.empty() && flush_id == window_.aborted.flush_id) return window_.aborted.generation;
   if (!IsSealedBy(flush_id)) return UnknownFlush(flush_id);
   return std::nullopt;
 }
 
 void GradientWindow::Commit() {
-  window_.last_committed_flush = window_.flush.flush_id;
+  window_.committed.flush_id = window_.flush.flush_id;
   if (gradients_ == Gradients::kTwo) in_second_ = !in_second_;
   BeginNext();
-  window_.last_committed_generation = window_.generation;
+  window_.committed.generation = window_.generation;
 }
 
 void GradientWindow::Abort() {
   Open();
   TakeBackNext();
-  window_.last_aborted_flush = window_.flush.flush_id;
-  window_.last_aborted_generation = window_.generation;
+  window_.aborted = {window_.flush.flush_id, window_.generation};
 }
 
 void GradientWindow::Open() {
   window_.state = WindowState::kOpen;
   phase_ = EndingPhase::kOpen;
+  by_.reset();
 }
 
 void GradientWindow::BeginNext() {
@@ -224,6 +286,8 @@ void GradientWindow::Install(Window window, absl::Time now) {
   window_ = std::move(window);
   in_second_ = false;
   phase_ = EndingPhase::kOpen;
+  by_.reset();
+  if (window_.state == WindowState::kSealed) by_ = FlushEnd{window_.flush.flush_id, window_.flush_scale};
   begun_ = sealed_at_ = now;
   since_ = window_.tokens > 0 ? std::optional(now) : std::nullopt;
   next_since_ = window_.next_tokens > 0 ? std::optional(now) : std::nullopt;

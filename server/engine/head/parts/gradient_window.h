@@ -10,6 +10,7 @@
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_GRADIENT_WINDOW_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "server/engine/chunk/session_marks.h"
 #include "server/engine/head/parts/optimizer_step.h"
 #include "server/engine/head/parts/window.h"
+#include "server/engine/head/parts/window_end.h"
 
 namespace lossd::engine {
 
@@ -80,33 +82,62 @@ class GradientWindow {
                                                          const std::vector<SessionMarks>& marks,
                                                          const StepRequest& request) const;
 
-  // Seals the open window. Nobody waits if `done` is null.
-  void BeginFlush(std::vector<SessionMarks> marks, float scale, FlushCallback done);
+  // Seals the open window; what is waited for here, if anything, comes with one of the next three.
+  void Begin(std::vector<SessionMarks> marks, EndsBy by);
+  void BeginFlush(std::vector<SessionMarks> marks, FlushEnd flush, FlushCallback done);
   void BeginStep(std::vector<SessionMarks> marks, const StepRequest& request, StepCallback done);
-  // How far a replica is, from BeginFlush or BeginStep until the window is open again.
+  void BeginLook(std::vector<SessionMarks> marks, LookEnd look, StatsCallback done);
+  // How far a replica is, from one of these until the window is open again.
   EndingPhase phase() const { return phase_; }
   // By one with each of them.
   uint64_t ending() const { return ending_; }
   void Reach(EndingPhase phase) { phase_ = phase; }
-  // Those who wait for a step, who are told something else than how it ended.
-  std::vector<StepCallback> TakeStepWaiters() { return std::exchange(step_waiters_, {}); }
-  bool stepping() const { return step_.has_value(); }
-  const StepRequest& step() const { return *step_; }
+  // What ends it, or looks at it. Only of a window that is not open.
+  const EndsBy& by() const { return *by_; }
+  bool stepping() const { return by_.has_value() && std::holds_alternative<StepRequest>(*by_); }
+  bool looking() const { return by_.has_value() && std::holds_alternative<LookEnd>(*by_); }
+  const StepRequest& step() const { return std::get<StepRequest>(*by_); }
   float flush_scale() const { return window_.flush_scale; }
+  const FlushInfo& flush() const { return window_.flush; }
+  const FlushRecord& committed() const { return window_.committed; }
+  const FlushRecord& aborted() const { return window_.aborted; }
   absl::Time begun() const { return begun_; }
   absl::Time sealed_at() const { return sealed_at_; }
+  absl::Time decided_at() const { return decided_at_; }
 
-  // What BeginFlush began to seal is sealed if `answer` is ok, whose window_tokens are filled in, and open
-  // again if not. Returns who waits for the answer.
+  // A call that comes to no answer, nor to an error, before a look is over, or what ends the window.
+  struct Behind {
+    std::function<void()> again;
+    std::function<void(const absl::Status&)> tell;
+  };
+  void WaitBehind(Behind behind) { behind_.push_back(std::move(behind)); }
+  std::vector<std::function<void()>> TakeBehind();
+  // Everybody who waits here, to be told something else than how it ended; those behind are left, or not.
+  using Tell = std::function<void(const absl::Status&)>;
+  std::vector<Tell> TakeCallers();
+  std::vector<Tell> TakeAll();
+
+  // What BeginFlush began to seal is sealed if `answer` is ok, and open again if not. Returns who waits for
+  // the answer.
   std::vector<FlushCallback> Seal(absl::StatusOr<FlushInfo>* answer);
   // The step of BeginStep was taken if `answer` is ok, whose generation is filled in: the next window begins,
   // and the record is kept. Else the window is open again.
   std::vector<StepCallback> EndStep(absl::StatusOr<StepResult>* answer);
+  // The window is open again. Returns who waits for what was found.
+  std::vector<StatsCallback> EndLook();
+  // The window is open again, and what began to end it has come to nothing.
+  std::vector<Tell> Reopen();
 
   // The generation that a repeated call of this kind was answered with; none if it is no repetition. ABORTED
   // if this flush does not hold the window.
   absl::StatusOr<std::optional<uint64_t>> CheckCommit(const std::string& flush_id) const;
   absl::StatusOr<std::optional<uint64_t>> CheckAbort(const std::string& flush_id) const;
+  // Whether this fate is what its callers wait for, of whom `done` is one then; the first one begins it.
+  // UNAVAILABLE while they wait for the other one.
+  enum class Asked { kFirst, kAgain };
+  absl::StatusOr<Asked> AskFor(FlushFate fate, FateCallback done);
+  std::vector<FateCallback> TakeFateWaiters();
+  void Decide(FlushFate fate);
   // The sealed window is gone, and the next one begins; or it is open again, with what came since.
   void Commit();
   void Abort();
@@ -123,7 +154,6 @@ class GradientWindow {
   bool IsNext(uint64_t generation) const {
     return window_.state == WindowState::kSealed && generation == window_.generation + 1;
   }
-  void Seal(std::vector<SessionMarks> marks);
   void Open();
   void BeginNext();
   void TakeBackNext();
@@ -139,9 +169,14 @@ class GradientWindow {
   absl::Time sealed_at_;
   EndingPhase phase_ = EndingPhase::kOpen;
   uint64_t ending_ = 0;
+  absl::Time decided_at_;
+  std::optional<EndsBy> by_;
   std::vector<FlushCallback> flush_waiters_;
-  std::optional<StepRequest> step_;
   std::vector<StepCallback> step_waiters_;
+  std::vector<StatsCallback> stats_waiters_;
+  std::optional<FlushFate> asked_fate_;  // while somebody waits for it
+  std::vector<FateCallback> fate_waiters_;
+  std::vector<Behind> behind_;
 };
 
 }  // namespace lossd::engine

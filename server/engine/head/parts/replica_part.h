@@ -26,6 +26,10 @@ class ReplicaPart {
   // PublishPart once StepPart is done.
   virtual void Step(const JointStep& step, std::function<void(absl::Status)> done) = 0;
   virtual void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) = 0;
+  virtual void Hold(const FlushInfo& flush, std::function<void(absl::Status)> done) = 0;
+  virtual void Decide(const std::string& flush_id, FlushFate fate,
+                      std::function<void(absl::Status)> done) = 0;
+  virtual void EndFlush(const std::string& flush_id, std::function<void(absl::Status)> done) = 0;
 
   // Head::ReadPartRows and WritePartRows, at any time.
   virtual void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) = 0;

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/engine/device/gradient_summary.h"
+#include "server/engine/device/head_backend.h"
 #include "server/engine/head/parts/accumulation_ledger.h"
 #include "server/engine/head/parts/optimizer_step.h"
 
@@ -47,6 +48,22 @@ struct FlushInfo {
 
 using FlushCallback = std::function<void(absl::StatusOr<FlushInfo>)>;
 
+// A flush that is over, and the generation that its call was answered with.
+struct FlushRecord {
+  std::string flush_id;  // empty: there was none
+  uint64_t generation = 0;
+};
+// What a flush that holds its window ends in; the new generation is the answer, or with kAbort the same one.
+enum class FlushFate { kCommit, kAbort };
+using FateCallback = std::function<void(absl::StatusOr<uint64_t>)>;
+
+// Statistics of the gradient times a factor, and of how many tokens it is.
+struct WindowStats {
+  GradientStats gradient;
+  uint64_t window_tokens = 0;
+};
+using StatsCallback = std::function<void(absl::StatusOr<WindowStats>)>;
+
 // What a window is between two calls: GradientWindow works with it, and a checkpoint keeps it.
 struct Window {
   uint64_t generation = 1;
@@ -62,10 +79,8 @@ struct Window {
   FlushInfo flush;
 
   // For repeated calls.
-  std::string last_committed_flush;
-  uint64_t last_committed_generation = 0;
-  std::string last_aborted_flush;
-  uint64_t last_aborted_generation = 0;
+  FlushRecord committed;
+  FlushRecord aborted;
   StepRecord last_step;
 };
 

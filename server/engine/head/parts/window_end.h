@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "server/engine/chunk/session_marks.h"
@@ -13,14 +14,37 @@
 
 namespace lossd::engine {
 
+// A flush of all replicas' windows has one id.
+struct FlushEnd {
+  std::string flush_id;
+  float gradient_scale = 1.0f;
+};
+// Somebody looks at what all windows come to, which are open again afterwards. Without marks: at what is in
+// them when their turn comes.
+struct LookEnd {
+  double gradient_scale = 1;
+};
+using EndsBy = std::variant<StepRequest, FlushEnd, LookEnd>;
+// What the gradient is multiplied by.
+inline double ScaleOf(const EndsBy& by) {
+  return std::visit([](const auto& one) { return static_cast<double>(one.gradient_scale); }, by);
+}
+// Empty if it is no flush.
+inline std::string FlushIdOf(const EndsBy& by) {
+  const auto* const flush = std::get_if<FlushEnd>(&by);
+  return flush == nullptr ? "" : flush->flush_id;
+}
+
 struct WindowEnd {
   uint64_t generation = 0;
   std::vector<SessionMarks> marks;  // Canonical; those of all replicas' sessions
-  StepRequest step;
+  EndsBy by;
   // What it is a step from: the same at all replicas.
   uint64_t weight_version = 0;
   int64_t optimizer_steps = 0;
   uint64_t ending = 0;  // at the coordinator: GradientWindow's number of it
+  // Of a flush that holds all windows, once it is asked for.
+  std::optional<FlushFate> fate = {};
 };
 
 // What the replicas have found together: how the window ends.
@@ -35,9 +59,12 @@ struct JointStep {
 struct PartState {
   uint64_t generation = 0;
   EndingPhase phase = EndingPhase::kOpen;
-  std::optional<WindowEnd> end = {};  // what ends it
-  JointStep step = {};                // as far as it is known by then
-  StepRecord last_step = {};          // that has ended the one before, if a step has
+  std::optional<WindowEnd> end = {};    // what ends it
+  JointStep step = {};                  // as far as it is known by then
+  std::optional<FlushInfo> flush = {};  // that holds it, and is known to be held by all
+  StepRecord last_step = {};            // that has ended the one before, if a step has
+  FlushRecord committed = {};           // the last ones
+  FlushRecord aborted = {};
   uint64_t weight_version = 0;
   int64_t optimizer_steps = 0;
   std::string prepared_write = {};  // Head::PrepareWrite's; empty: there is none

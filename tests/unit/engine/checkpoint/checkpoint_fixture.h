@@ -13,6 +13,7 @@
 
 #include "server/engine/checkpoint/checkpoint_store.h"
 #include "tests/unit/engine/checkpoint/checkpoint_folder.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/head/deterministic_fixture.h"
 
 namespace lossd::engine {
@@ -125,7 +126,7 @@ class CheckpointTest : public DeterministicTest {
     EXPECT_TRUE(flush.ok()) << flush.status();
     if (!flush.ok()) return content;
     content.gradient = Read(*flush);
-    EXPECT_TRUE(head_->AbortFlush(flush->flush_id).ok());
+    EXPECT_TRUE(AbortFlush(*head_, flush->flush_id).ok());
     return content;
   }
 

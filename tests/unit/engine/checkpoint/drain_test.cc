@@ -4,6 +4,7 @@
 
 #include "server/engine/common/errors.h"
 #include "tests/unit/engine/checkpoint/checkpoint_fixture.h"
+#include "tests/unit/engine/end_flush.h"
 
 namespace lossd::engine::drain_test {
 namespace {
@@ -83,9 +84,9 @@ TEST_F(DrainTest, AFlushGoesOnWhereverItStood) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->flush_id, flush->flush_id);
   EXPECT_EQ(again->summary.checksum, flush->summary.checksum);
-  EXPECT_EQ(*head_->CommitFlush(flush->flush_id), 2U);
+  EXPECT_EQ(*CommitFlush(*head_, flush->flush_id), 2U);
   DrainAndGoOn();
-  EXPECT_EQ(*head_->CommitFlush(flush->flush_id), 2U) << "a repeated commit answers the same";
+  EXPECT_EQ(*CommitFlush(*head_, flush->flush_id), 2U) << "a repeated commit answers the same";
   Send(Attach(session), 2, 0, 2);
 }
 
@@ -99,15 +100,15 @@ TEST_F(DrainTest, BothGradientsOfASealedWindowAreKept) {
     WriteWeights(1);
     const LaneAttachment lane = Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id);
     Send(lane, 1, 0, 1);
-    EXPECT_TRUE(head_->CommitFlush(BeginFlush()->flush_id).ok());  // the buffers change places
+    EXPECT_TRUE(CommitFlush(*head_, BeginFlush()->flush_id).ok());  // the buffers change places
     Send(lane, 2, 10, 2);
     const absl::StatusOr<FlushInfo> flush = BeginFlush();
     Send(lane, 3, 20, 3);
     if (drains) DrainAndGoOn();
     if (end == End::kCommitted) {
-      EXPECT_EQ(*head_->CommitFlush(flush->flush_id), 3U);
+      EXPECT_EQ(*CommitFlush(*head_, flush->flush_id), 3U);
     } else if (end == End::kAborted) {
-      EXPECT_EQ(*head_->AbortFlush(flush->flush_id), 2U);
+      EXPECT_EQ(*AbortFlush(*head_, flush->flush_id), 2U);
     } else {
       StartEngine(Start::kKilled);  // nobody knows of the flush any more
       EXPECT_EQ(head_->Info().window_state, WindowState::kOpen);
@@ -134,7 +135,7 @@ TEST_F(DrainTest, AWindowThatIsReopenedIsAsOldAsWhatTheNextOneHeld) {
   StartEngine(Start::kKilled);  // nobody knows of the flush any more
   EXPECT_GT(head_->Snapshot().window_tokens, 0U);
   EXPECT_TRUE(head_->Snapshot().window_since.has_value());
-  ASSERT_TRUE(head_->CommitFlush(BeginFlush()->flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head_, BeginFlush()->flush_id).ok());
   EXPECT_FALSE(head_->Snapshot().window_since.has_value()) << "nothing came for this one";
 }
 

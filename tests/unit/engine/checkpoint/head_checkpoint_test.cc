@@ -8,6 +8,7 @@
 #include "server/engine/checkpoint/checkpoint_manifest.h"
 #include "server/engine/common/errors.h"
 #include "tests/unit/engine/checkpoint/checkpoint_fixture.h"
+#include "tests/unit/engine/end_flush.h"
 
 namespace lossd::engine::head_checkpoint_test {
 namespace {
@@ -286,7 +287,7 @@ TEST_F(HeadCheckpointTest, ASealedWindowIsNotSavedUnderATagAndARestoreReopensIt)
   ASSERT_TRUE(flush.ok());
   ExpectError(engine_->SaveCheckpoint("h", "b").status(), absl::StatusCode::kFailedPrecondition, "sealed");
   ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
-  EXPECT_TRUE(absl::IsAborted(head_->CommitFlush(flush->flush_id).status())) << "the flush is over";
+  EXPECT_TRUE(absl::IsAborted(CommitFlush(*head_, flush->flush_id).status())) << "the flush is over";
   EXPECT_EQ(Look(), before);
 }
 

@@ -11,6 +11,7 @@
 
 #include "server/engine/checkpoint/checkpoint_store.h"
 #include "tests/unit/engine/checkpoint/checkpoint_folder.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::restoring_test {
@@ -89,8 +90,8 @@ TEST_F(RestoringTest, TheEndOfAFlushMeanwhileIsTurnedAwayAndTouchesNoGradient) {
   absl::Status committed;
   absl::Status aborted;
   Restore([&] {
-    committed = fixture_.head->CommitFlush(flush).status();
-    aborted = fixture_.head->AbortFlush(flush).status();
+    committed = CommitFlush(*fixture_.head, flush).status();
+    aborted = AbortFlush(*fixture_.head, flush).status();
   });
   EXPECT_EQ(committed.code(), absl::StatusCode::kUnavailable) << committed;
   EXPECT_EQ(aborted.code(), absl::StatusCode::kUnavailable) << aborted;
@@ -179,7 +180,8 @@ TEST_F(RestoringTest, ADiskThatFailsMeanwhileIsNoFailureOfTheDevice) {
   const absl::Status restored = fixture_.engine->RestoreCheckpoint("h", "a").status();
   EXPECT_EQ(restored.code(), absl::StatusCode::kDataLoss) << restored;
   EXPECT_EQ(device_failures_, 0);
-  EXPECT_TRUE(absl::IsDataLoss(fixture_.head->CommitFlush("f").status())) << "half of it is the checkpoint's";
+  EXPECT_TRUE(absl::IsDataLoss(CommitFlush(*fixture_.head, "f").status()))
+      << "half of it is the checkpoint's";
 }
 
 // An abort gives the window what the next one took, and the device adds it only behind a save that was asked
@@ -198,7 +200,7 @@ TEST_F(RestoringTest, ASaveWaitsForTheGradientsOfAnAbortedFlush) {
         fixture_.head->Save(
             Head::SaveAs::kTagged, writer.get(),
             [&](absl::StatusOr<HeadCheckpoint> checkpoint) { saved.set_value(std::move(checkpoint)); });
-        EXPECT_TRUE(fixture_.head->AbortFlush(flush).ok());
+        EXPECT_TRUE(AbortFlush(*fixture_.head, flush).ok());
       });
   absl::StatusOr<HeadCheckpoint> checkpoint = saved.get_future().get();
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

@@ -14,6 +14,7 @@
 
 #include "server/engine/common/random_id.h"
 #include "server/engine/device/cpu/cpu_backend.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine {
@@ -132,7 +133,7 @@ class DeterministicTest : public ::testing::Test {
     const absl::StatusOr<FlushInfo> flush = BeginFlush();
     EXPECT_TRUE(flush.ok()) << flush.status();
     std::vector<float> gradient = Read(*flush);
-    EXPECT_TRUE(head_->CommitFlush(flush->flush_id).ok());
+    EXPECT_TRUE(CommitFlush(*head_, flush->flush_id).ok());
     return gradient;
   }
   // All tokens in order, in the largest chunks. The next sequence.

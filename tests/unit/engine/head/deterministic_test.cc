@@ -12,6 +12,7 @@
 
 #include "absl/time/clock.h"
 #include "server/engine/common/errors.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/head/deterministic_fixture.h"
 
 namespace lossd::engine::deterministic_test {
@@ -270,13 +271,13 @@ TEST_F(DeterministicTest, AFlushThatIsAbortedChangesNothingAndTheNextWindowBegin
   ASSERT_TRUE(aborted.ok()) << aborted.status();
   const std::vector<float> gradient = Read(*aborted);
   EXPECT_TRUE(SameBits(Read(*aborted), gradient));
-  ASSERT_TRUE(head_->AbortFlush(aborted->flush_id).ok());
+  ASSERT_TRUE(AbortFlush(*head_, aborted->flush_id).ok());
   const absl::StatusOr<FlushInfo> flush = BeginFlush();
   ASSERT_TRUE(flush.ok()) << flush.status();
   EXPECT_TRUE(SameBits(Read(*flush), gradient));
   EXPECT_EQ(flush->summary.checksum, aborted->summary.checksum);
   EXPECT_EQ(flush->window_tokens, aborted->window_tokens);
-  ASSERT_TRUE(head_->CommitFlush(flush->flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head_, flush->flush_id).ok());
   SendInOrder(lane, kTokens, 2, next);
   engine_->WaitIdle();
   EXPECT_TRUE(SameBits(Flush(), gradient));

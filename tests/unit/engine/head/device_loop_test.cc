@@ -9,6 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "server/engine/common/errors.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::device_loop_test {
@@ -232,7 +233,7 @@ TEST_F(DeviceLoopTest, AFlushSeesEveryChunkBeforeItAndNoneOfTheNextGeneration) {
   EXPECT_EQ(flush->window_tokens, 3U);
   EXPECT_DOUBLE_EQ(flush->summary.norm, 6 * std::sqrt(static_cast<double>(kVocab * kHidden)));
   EXPECT_EQ(*head->Submit(lane, next, [&] { resumed.set_value(); }), Head::Submission::kWait);
-  ASSERT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head, flush->flush_id).ok());
   resumed.get_future().wait();
   Submit(lane, std::move(next));
   EXPECT_EQ(GradientSum(), 1000) << "the window is reset before its first chunk";
@@ -350,7 +351,7 @@ TEST_F(WindowTest, AFlushAWeightReadAndAShutdownDoNotWaitForTheWindow) {
   const absl::StatusOr<FlushInfo> flush = BeginFlush(1, Marks());
   ASSERT_TRUE(flush.ok()) << flush.status();
   EXPECT_EQ(flush->window_tokens, 1U);
-  ASSERT_TRUE(head->AbortFlush(flush->flush_id).ok());
+  ASSERT_TRUE(AbortFlush(*head, flush->flush_id).ok());
   Submit(lane, MakeChunk(2, 1));
   std::promise<void> read;
   std::vector<float> row(kHidden);

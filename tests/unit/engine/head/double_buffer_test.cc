@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "server/engine/common/errors.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::double_buffer_test {
@@ -56,7 +57,7 @@ TEST_F(DoubleBufferTest, ChunksOfTheNextWindowGoToTheOtherGradient) {
   EXPECT_EQ(listener_->applied(), 3U);
   EXPECT_EQ(Read(first.flush_id), 10) << "what is sealed stays as it is";
   EXPECT_EQ(head->Info().window_tokens, 1U);
-  EXPECT_EQ(*head->CommitFlush(first.flush_id), 2U);
+  EXPECT_EQ(*CommitFlush(*head, first.flush_id), 2U);
   EXPECT_EQ(head->Info().window_tokens, 2U);
 
   const FlushInfo second = Seal(2);
@@ -64,7 +65,7 @@ TEST_F(DoubleBufferTest, ChunksOfTheNextWindowGoToTheOtherGradient) {
   EXPECT_EQ(Read(second.flush_id), 7);
   Submit(lane, MakeChunk(4, 100, 3));
   EXPECT_EQ(Read(second.flush_id), 7);
-  EXPECT_EQ(*head->CommitFlush(second.flush_id), 3U);
+  EXPECT_EQ(*CommitFlush(*head, second.flush_id), 3U);
   Submit(lane, MakeChunk(5, 1, 3));
   EXPECT_EQ(GradientSum(), 101) << "the first gradient began anew";
 }
@@ -77,7 +78,7 @@ TEST_F(DoubleBufferTest, ACommitWhileChunksAreUnderWayLosesNothing) {
   Submit(lane, MakeChunk(2, 3, 2));
   Submit(lane, MakeChunk(3, 4, 2));
   gate.AwaitArrival();
-  EXPECT_EQ(*head->CommitFlush(first.flush_id), 2U);
+  EXPECT_EQ(*CommitFlush(*head, first.flush_id), 2U);
   Submit(lane, MakeChunk(4, 5, 2));
   gate.LetThrough();
   engine->WaitIdle();
@@ -94,7 +95,7 @@ TEST_F(DoubleBufferTest, AnAbortAddsTheSecondGradientAndTheMarksSaySo) {
   gate.Hold();
   Submit(lane, MakeChunk(3, 4, 2));
   gate.AwaitArrival();
-  EXPECT_EQ(*head->AbortFlush(flush.flush_id), 1U);
+  EXPECT_EQ(*AbortFlush(*head, flush.flush_id), 1U);
   EXPECT_EQ(Marks()[0].lanes[0].accepted, 3U);
   Submit(lane, MakeChunk(4, 100, 1));
   gate.LetThrough();
@@ -105,7 +106,7 @@ TEST_F(DoubleBufferTest, AnAbortAddsTheSecondGradientAndTheMarksSaySo) {
   EXPECT_EQ(again.window_tokens, 4U);
   // And the second one began anew.
   Submit(lane, MakeChunk(5, 6, 2));
-  EXPECT_EQ(*head->CommitFlush(again.flush_id), 2U);
+  EXPECT_EQ(*CommitFlush(*head, again.flush_id), 2U);
   EXPECT_EQ(GradientSum(), 6);
 }
 
@@ -113,7 +114,7 @@ TEST_F(DoubleBufferTest, AfterAnAbortTheNextGenerationIsRefusedAndARepeatIsNotAd
   const LaneAttachment lane = Attach(Open("c"), listener_);
   const FlushInfo flush = Seal(1);
   Submit(lane, MakeChunk(1, 3, 2));
-  EXPECT_EQ(*head->AbortFlush(flush.flush_id), 1U);
+  EXPECT_EQ(*AbortFlush(*head, flush.flush_id), 1U);
   Submit(lane, MakeChunk(1, 3, 2));  // the answer was lost
   EXPECT_EQ(listener_->AwaitAnswers(2)[1].disposition, Disposition::kRepeated);
   Chunk chunk = MakeChunk(2, 5, 2);
@@ -138,10 +139,10 @@ TEST_F(DoubleBufferTest, MarksOfEachWindowCountFromTheSealing) {
   EXPECT_EQ(frozen[0].lanes[0].accepted, 2U) << "a repeated BeginFlush has to name what was sealed";
   EXPECT_EQ(frozen[0].lanes[0].applied, 2U);
   EXPECT_EQ(BeginFlush(1, frozen)->flush_id, flush.flush_id);
-  ASSERT_TRUE(head->CommitFlush(flush.flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head, flush.flush_id).ok());
   ASSERT_EQ(Marks().size(), 1U);
   EXPECT_EQ(Marks()[0].lanes[0].accepted, 3U);
-  ASSERT_TRUE(head->CommitFlush(Seal(2).flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head, Seal(2).flush_id).ok());
   EXPECT_TRUE(Marks().empty());
 }
 
@@ -156,7 +157,7 @@ TEST_F(DoubleBufferTest, SessionsThatCloseAreRememberedAsLongAsAWindowHoldsSomet
   ASSERT_TRUE(engine->CloseSession(during).ok());
   ASSERT_EQ(Marks().size(), 1U);
   EXPECT_EQ(Marks()[0].session_id, before);
-  ASSERT_TRUE(head->CommitFlush(flush.flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head, flush.flush_id).ok());
   ASSERT_EQ(Marks().size(), 1U);
   EXPECT_EQ(Marks()[0].session_id, during);
   EXPECT_EQ(GradientSum(), 20);
@@ -176,7 +177,7 @@ TEST_F(DoubleBufferTest, ACutStreamWithdrawsWhatWasTakenForTheNextWindowOnly) {
   EXPECT_EQ(again.marks.accepted, 2U);
   gate.LetThrough();
   Submit(again, MakeChunk(3, 50, 2));
-  EXPECT_EQ(*head->CommitFlush(flush.flush_id), 2U);
+  EXPECT_EQ(*CommitFlush(*head, flush.flush_id), 2U);
   EXPECT_EQ(GradientSum(), 53);
 }
 
@@ -194,7 +195,7 @@ TEST_F(DoubleBufferTest, OneWindowEndsAfterTheOther) {
   expect_refused(ApplyStep(2, {}, {.learning_rate = 1}).status());
   expect_refused(ReadStats(2, {}).status());
   EXPECT_EQ(BeginFlush(3, {}).status().code(), absl::StatusCode::kAborted);
-  ASSERT_TRUE(head->CommitFlush(flush.flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head, flush.flush_id).ok());
   ASSERT_TRUE(ApplyStep(2, Marks(), {.learning_rate = 1}).ok());
   EXPECT_EQ(Weight(), -3) << "a step takes the gradient that the window is in";
   Submit(lane, MakeChunk(3, 5, 3));
@@ -220,7 +221,7 @@ TEST_F(DoubleBufferTest, ChunksOfTheNextWindowWaitWhileThisOneIsSealed) {
   EXPECT_EQ(Read(flush->flush_id), 1);
   Chunk late = MakeChunk(3, 2, 1);
   EXPECT_EQ(head->Submit(lane, late, [] {}).status().code(), absl::StatusCode::kAborted);
-  ASSERT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head, flush->flush_id).ok());
   EXPECT_EQ(GradientSum(), 2);
 }
 
@@ -238,7 +239,7 @@ TEST_F(DoubleBufferTest, ChunksOfDeterministicSessionsWaitForTheCommit) {
   EXPECT_EQ(*head->Submit(lane, next, [&] { resumed.set_value(); }), Head::Submission::kWait);
   Submit(Attach(Open("c"), std::make_shared<RecordingListener>()), MakeChunk(1, 40, 2));
   EXPECT_EQ(Read(flush.flush_id), 8);
-  ASSERT_TRUE(head->CommitFlush(flush.flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head, flush.flush_id).ok());
   resumed.get_future().wait();
   EXPECT_EQ(*head->Submit(lane, next, [] {}), Head::Submission::kTaken);
   EXPECT_EQ(GradientSum(), 45);
@@ -266,7 +267,7 @@ TEST_F(OneBufferTest, WithoutASecondGradientChunksWait) {
   Chunk chunk = MakeChunk(1, 2, 2);
   EXPECT_EQ(*head->Submit(lane, chunk, [] {}), Head::Submission::kWait);
   EXPECT_EQ(BeginFlush(2, {}).status().code(), absl::StatusCode::kAborted);
-  EXPECT_TRUE(head->CommitFlush(flush.flush_id).ok());
+  EXPECT_TRUE(CommitFlush(*head, flush.flush_id).ok());
 }
 
 }  // namespace

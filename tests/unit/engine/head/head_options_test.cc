@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/engine/common/errors.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::head_options_test {
@@ -190,7 +191,7 @@ TEST_F(HeadOptionsTest, AFlushWithAScaleReadsAndSumsUpTheScaledGradientAndAbortF
   EXPECT_THAT(gradient, ::testing::Each(3));
   summarizer.Add(gradient);
   EXPECT_EQ(flush->summary.checksum, summarizer.Finish().checksum);
-  EXPECT_TRUE(head->AbortFlush(flush->flush_id).ok());
+  EXPECT_TRUE(AbortFlush(*head, flush->flush_id).ok());
   EXPECT_EQ(GradientSum(), 6) << "what is in the window stays as it is";
   EXPECT_EQ(BeginFlush(1, Marks(), std::numeric_limits<float>::infinity()).status().code(),
             absl::StatusCode::kInvalidArgument);
@@ -338,7 +339,7 @@ TEST_F(BiasedHeadTest, AFlushReadsScalesAndSumsUpTheGradientOfTheBias) {
   GradientSummarizer summarizer;
   summarizer.Add(bias);
   EXPECT_EQ(flush->bias_summary->checksum, summarizer.Finish().checksum);
-  EXPECT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  EXPECT_TRUE(CommitFlush(*head, flush->flush_id).ok());
   EXPECT_EQ(BeginFlush(2, Marks())->bias_summary->norm, 0);
 }
 

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::head_test {
@@ -113,11 +114,11 @@ TEST_F(HeadTest, FlushWaitsForWhatWasAcceptedAndHoldsBackTheNextGeneration) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("sealed"));
   EXPECT_EQ(*head->Submit(lane, next, [&] { resumed.set_value(); }), Head::Submission::kWait);
-  EXPECT_EQ(*head->CommitFlush(flush->flush_id), 2U);
+  EXPECT_EQ(*CommitFlush(*head, flush->flush_id), 2U);
   resumed.get_future().wait();
   Submit(lane, std::move(next));
   EXPECT_EQ(GradientSum(), 7) << "the new window starts from nothing";
-  EXPECT_EQ(*head->CommitFlush(flush->flush_id), 2U) << "a repeated commit answers the same";
+  EXPECT_EQ(*CommitFlush(*head, flush->flush_id), 2U) << "a repeated commit answers the same";
 }
 
 TEST_F(HeadTest, AFlushWhoseMarksAreWithdrawnMeanwhileFailsAndTheWindowReopensWhole) {
@@ -146,10 +147,10 @@ TEST_F(HeadTest, BeginFlushIsIdempotentAndAbortReopensTheWindow) {
   const absl::StatusOr<FlushInfo> second = BeginFlush(1, Marks());
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_EQ(first->flush_id, second->flush_id);
-  EXPECT_EQ(*head->AbortFlush(first->flush_id), 1U);
-  EXPECT_EQ(*head->AbortFlush(first->flush_id), 1U) << "a repeated abort answers the same";
+  EXPECT_EQ(*AbortFlush(*head, first->flush_id), 1U);
+  EXPECT_EQ(*AbortFlush(*head, first->flush_id), 1U) << "a repeated abort answers the same";
   EXPECT_FALSE(head->CheckFlush(first->flush_id).ok());
-  EXPECT_FALSE(head->CommitFlush(first->flush_id).ok()) << "what was aborted cannot be committed";
+  EXPECT_FALSE(CommitFlush(*head, first->flush_id).ok()) << "what was aborted cannot be committed";
   Submit(lane, MakeChunk(2, 4));
   EXPECT_EQ(GradientSum(), 7);
 }
@@ -173,7 +174,7 @@ TEST_F(HeadTest, AClientThatVanishesWhileItsChunkWaitsLeavesNothingBehind) {
   doomed = nullptr;
   EXPECT_TRUE(watch.expired());
   EXPECT_EQ(engine->counters().chunks_withdrawn, 1U);
-  EXPECT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  EXPECT_TRUE(CommitFlush(*head, flush->flush_id).ok());
 }
 
 TEST_F(HeadTest, DrainWakesWaitingChunksAndRefusesNewOnes) {
@@ -244,7 +245,7 @@ TEST_F(HeadTest, ADeletedHeadGivesItsMemoryBackThoughOneStillHoldsIt) {
       [&](const absl::StatusOr<uint64_t>& version) { read.set_value(version.status().code()); });
   EXPECT_EQ(read.get_future().get(), absl::StatusCode::kNotFound);
   EXPECT_EQ(BeginFlush(1, {}).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(head->CommitFlush("f").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(CommitFlush(*head, "f").status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(HeadTest, OnlyTheCallThatMakesASessionSaysThatItIsNew) {
@@ -269,7 +270,7 @@ TEST_F(HeadTest, ClosedSessionsThatTheWindowRemembersAreBoundedUntilItEnds) {
   EXPECT_TRUE(RetryDelayOf(refused).has_value());
   const absl::StatusOr<FlushInfo> flush = BeginFlush(1, Marks());
   ASSERT_TRUE(flush.ok()) << flush.status();
-  ASSERT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head, flush->flush_id).ok());
   EXPECT_TRUE(engine->OpenSession("h", "c", 0, 1).ok());
 }
 

@@ -8,6 +8,7 @@
 
 #include "server/engine/common/errors.h"
 #include "server/engine/common/random_id.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::step_test {
@@ -191,7 +192,7 @@ TEST_F(StepTest, TheSameAgainAnswersTheSameEvenBehindAFlushOfTheNextWindow) {
   const absl::StatusOr<FlushInfo> flush = BeginFlush(2, {});
   ASSERT_TRUE(flush.ok());
   EXPECT_EQ(ApplyStep(1, {}, Rate(1))->generation, 2U);
-  ASSERT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  ASSERT_TRUE(CommitFlush(*head, flush->flush_id).ok());
   EXPECT_EQ(ApplyStep(1, {}, Rate(1))->generation, 2U);
 }
 
@@ -333,7 +334,7 @@ TEST_F(StepTest, AFlushAndAStepExcludeEachOther) {
   ASSERT_TRUE(flush.ok()) << flush.status();
   ExpectError(ApplyStep(2, Marks(), Rate(1)).status(), absl::StatusCode::kFailedPrecondition,
               "is sealed by a flush");
-  EXPECT_TRUE(head->AbortFlush(flush->flush_id).ok());
+  EXPECT_TRUE(AbortFlush(*head, flush->flush_id).ok());
   ASSERT_TRUE(ApplyStep(2, Marks(), Rate(1)).ok());
   EXPECT_EQ(Weight(), -8);
 }

@@ -31,6 +31,15 @@ std::string BytesOf(const std::vector<float>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
 }
 
+// A callback, and what it is called with.
+template <class Answered>
+std::pair<std::function<void(absl::StatusOr<Answered>)>, std::future<absl::StatusOr<Answered>>> Awaited() {
+  auto answer = std::make_shared<std::promise<absl::StatusOr<Answered>>>();
+  std::future<absl::StatusOr<Answered>> asked = answer->get_future();
+  return {[answer = std::move(answer)](absl::StatusOr<Answered> told) { answer->set_value(std::move(told)); },
+          std::move(asked)};
+}
+
 // A replica that is reached by calls.
 class HeadPart : public ReplicaPart {
  public:
@@ -53,6 +62,15 @@ class HeadPart : public ReplicaPart {
   void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) override {
     head_->ReopenPart(why);
     done(absl::OkStatus());
+  }
+  void Hold(const FlushInfo& flush, std::function<void(absl::Status)> done) override {
+    done(head_->HoldPart(flush));
+  }
+  void Decide(const std::string& flush_id, FlushFate fate, std::function<void(absl::Status)> done) override {
+    done(head_->DecidePart(flush_id, fate));
+  }
+  void EndFlush(const std::string& flush_id, std::function<void(absl::Status)> done) override {
+    done(head_->EndFlushPart(flush_id));
   }
   void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override {
     head_->ReadPartRows(rows, std::move(done));
@@ -93,8 +111,9 @@ void ReplicaServer::WriteWeights(uint64_t seed) {
   const HeadConfig& config = of->config();
   const std::string write = *of->BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
   const std::string rows = BytesOf(RandomFloats(seed, config.elements()));
+  const std::string bias = config.bias ? BytesOf(RandomFloats(seed + 1, config.vocab_size)) : "";
   EXPECT_TRUE(
-      (*of->FindWrite(write))->Write(0, config.vocab_size, kernels::DataType::kFloat32, rows, {}).ok());
+      (*of->FindWrite(write))->Write(0, config.vocab_size, kernels::DataType::kFloat32, rows, bias).ok());
   std::promise<void> published;
   of->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) {
     EXPECT_TRUE(version.ok()) << version.status();
@@ -151,6 +170,12 @@ HeadConfig ReplicaServers::AdamWHead() {
   config.hidden_size = kHidden;
   config.weight_type = kernels::DataType::kFloat32;
   config.optimizer.kind = OptimizerKind::kAdamW;
+  return config;
+}
+
+HeadConfig ReplicaServers::FlushedHead() {
+  HeadConfig config = AdamWHead();
+  config.optimizer = {};
   return config;
 }
 
@@ -224,20 +249,49 @@ std::vector<SessionMarks> ReplicaServers::Marks() const {
 
 ReplicaServers::Asked ReplicaServers::BeginStep(uint64_t generation, std::vector<SessionMarks> marks,
                                                 const StepRequest& request) {
-  auto answer = std::make_shared<std::promise<absl::StatusOr<StepResult>>>();
-  Asked asked = answer->get_future();
-  at(0).head()->ApplyStep(
-      generation, std::move(marks), request,
-      [answer = std::move(answer)](absl::StatusOr<StepResult> step) { answer->set_value(std::move(step)); });
-  return asked;
+  auto [done, asked] = Awaited<StepResult>();
+  at(0).head()->ApplyStep(generation, std::move(marks), request, std::move(done));
+  return std::move(asked);
 }
 
-absl::StatusOr<StepResult> ReplicaServers::Answer(Asked asked) {
-  try {
-    return asked.get();
-  } catch (const std::future_error&) {
-    return absl::UnavailableError("the server has gone");
-  }
+ReplicaServers::AskedToFlush ReplicaServers::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks,
+                                                        float gradient_scale) {
+  auto [done, asked] = Awaited<FlushInfo>();
+  at(0).head()->BeginFlush(generation, std::move(marks), gradient_scale, std::move(done));
+  return std::move(asked);
+}
+
+ReplicaServers::AskedToEnd ReplicaServers::BeginCommit(const std::string& flush_id) {
+  auto [done, asked] = Awaited<uint64_t>();
+  at(0).head()->CommitFlush(flush_id, std::move(done));
+  return std::move(asked);
+}
+
+ReplicaServers::AskedToEnd ReplicaServers::BeginAbort(const std::string& flush_id) {
+  auto [done, asked] = Awaited<uint64_t>();
+  at(0).head()->AbortFlush(flush_id, std::move(done));
+  return std::move(asked);
+}
+
+absl::StatusOr<WindowStats> ReplicaServers::Stats(uint64_t generation, std::vector<SessionMarks> marks,
+                                                  double gradient_scale) {
+  auto [done, asked] = Awaited<WindowStats>();
+  at(0).head()->ReadStats(generation, std::move(marks), gradient_scale, std::move(done));
+  return Answer(std::move(asked));
+}
+
+absl::StatusOr<std::vector<float>> ReplicaServers::Gradient(const std::string& flush_id) {
+  const std::shared_ptr<Head> head = at(0).head();
+  const HeadConfig& config = head->config();
+  const auto bias = static_cast<size_t>(config.bias ? config.vocab_size : 0);
+  std::vector<float> gradient(static_cast<size_t>(config.elements()) + bias);
+  std::promise<absl::Status> done;
+  head->ReadGradient(flush_id, 0, config.vocab_size, kernels::DataType::kFloat32,
+                     {gradient.data(), bias > 0 ? gradient.data() + config.elements() : nullptr},
+                     [&done](const absl::Status& status) { done.set_value(status); });
+  const absl::Status read = done.get_future().get();
+  if (!read.ok()) return read;
+  return gradient;
 }
 
 }  // namespace lossd::engine::testing

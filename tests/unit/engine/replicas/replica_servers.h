@@ -78,6 +78,8 @@ class ReplicaServers {
       : ReplicaServers(SetSize{replicas}, config, std::move(end_together), std::move(find_part)) {}
   // In fp32.
   static HeadConfig AdamWHead();
+  // With neither an optimizer nor, by itself, anything else.
+  static HeadConfig FlushedHead();
 
   ReplicaServer& at(int32_t replica) { return *servers_[static_cast<size_t>(replica)]; }
   // Those of all sessions.
@@ -94,7 +96,29 @@ class ReplicaServers {
   using Asked = std::future<absl::StatusOr<StepResult>>;
   Asked BeginStep(uint64_t generation, std::vector<SessionMarks> marks, const StepRequest& request);
   // UNAVAILABLE if the coordinator has gone without an answer.
-  static absl::StatusOr<StepResult> Answer(Asked asked);
+  template <class Answered>
+  static absl::StatusOr<Answered> Answer(std::future<absl::StatusOr<Answered>> asked) {
+    try {
+      return asked.get();
+    } catch (const std::future_error&) {
+      return absl::UnavailableError("the server has gone");
+    }
+  }
+  // Flushes, likewise.
+  using AskedToFlush = std::future<absl::StatusOr<FlushInfo>>;
+  using AskedToEnd = std::future<absl::StatusOr<uint64_t>>;
+  AskedToFlush BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, float gradient_scale = 1);
+  AskedToEnd BeginCommit(const std::string& flush_id);
+  AskedToEnd BeginAbort(const std::string& flush_id);
+  absl::StatusOr<FlushInfo> Flush(uint64_t generation, float gradient_scale = 1) {
+    return Answer(BeginFlush(generation, Marks(), gradient_scale));
+  }
+  absl::StatusOr<uint64_t> Commit(const std::string& flush_id) { return Answer(BeginCommit(flush_id)); }
+  absl::StatusOr<uint64_t> Abort(const std::string& flush_id) { return Answer(BeginAbort(flush_id)); }
+  absl::StatusOr<WindowStats> Stats(uint64_t generation, std::vector<SessionMarks> marks,
+                                    double gradient_scale = 1);
+  // Of a flush: dW, and behind it db if the head has a bias.
+  absl::StatusOr<std::vector<float>> Gradient(const std::string& flush_id);
   // Another replica of the coordinator's head.
   std::shared_ptr<ReplicaPart> Part(int32_t replica) { return *find_part_(*at(0).head(), replica); }
   // The process of this replica ends, and another one takes its place, without a head.

@@ -22,7 +22,7 @@ FlushInfo Flush(const std::string& id) {
 
 // Seals the window by a flush of this id.
 void SealBy(GradientWindow& window, const std::string& id) {
-  window.BeginFlush(kMarks, 1.0f, [](const auto&) {});
+  window.BeginFlush(kMarks, {"f", 1.0f}, [](const auto&) {});
   absl::StatusOr<FlushInfo> answer = Flush(id);
   (void)window.Seal(&answer);
 }
@@ -36,7 +36,7 @@ TEST(GradientWindow, AnOpenWindowTakesItsOwnGenerationAlone) {
 
 TEST(GradientWindow, WhileItIsSealedChunksOfThisAndTheNextWait) {
   GradientWindow window(Gradients::kTwo);
-  window.BeginFlush(kMarks, 1.0f, [](const auto&) {});
+  window.BeginFlush(kMarks, {"f", 1.0f}, [](const auto&) {});
   EXPECT_EQ(window.TurnOf(1), Turn::kWait) << "the flush may yet fail";
   EXPECT_EQ(window.TurnOf(2), Turn::kWait);
   EXPECT_EQ(window.TurnOf(3), Turn::kNever);
@@ -82,7 +82,7 @@ TEST(GradientWindow, TheSameFlushAgainWaitsWithTheFirstAndGetsItsAnswer) {
   GradientWindow window(Gradients::kOne);
   int answered = 0;
   FlushCallback done = [&answered](const absl::StatusOr<FlushInfo>& info) { answered += info.ok() ? 1 : 0; };
-  window.BeginFlush(kMarks, 2.0f, done);
+  window.BeginFlush(kMarks, {"f", 2.0f}, done);
   FlushCallback again = done;
   EXPECT_FALSE(window.JoinFlush(kMarks, 2.0f, again).has_value());
   absl::StatusOr<FlushInfo> answer = Flush("f");
@@ -95,7 +95,7 @@ TEST(GradientWindow, TheSameFlushAgainWaitsWithTheFirstAndGetsItsAnswer) {
 
 TEST(GradientWindow, AFlushWithOtherArgumentsIsToldTheDifference) {
   GradientWindow window(Gradients::kOne);
-  window.BeginFlush(kMarks, 2.0f, [](const auto&) {});
+  window.BeginFlush(kMarks, {"f", 2.0f}, [](const auto&) {});
   FlushCallback done;
   EXPECT_THAT(window.JoinFlush(kOtherMarks, 2.0f, done)->status().message(), HasSubstr("marks"));
   EXPECT_THAT(window.JoinFlush(kMarks, 1.0f, done)->status().message(),
@@ -150,7 +150,7 @@ TEST(GradientWindow, CommitsAndAbortsThatAreRepeatedAreAnsweredAlike) {
 
 TEST(GradientWindow, ACheckpointOfASealedWindowHasItOpen) {
   GradientWindow window(Gradients::kOne);
-  window.BeginFlush(kMarks, 1.0f, [](const auto&) {});
+  window.BeginFlush(kMarks, {"f", 1.0f}, [](const auto&) {});
   EXPECT_EQ(window.Capture().state, WindowState::kOpen);
   absl::StatusOr<FlushInfo> answer = Flush("f");
   (void)window.Seal(&answer);

@@ -1,0 +1,34 @@
+// Rows of what the replicas of a head hold together, and each of them in part.
+#ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_JOINT_ROWS_H_
+#define LOSSD_SERVER_ENGINE_HEAD_PARTS_JOINT_ROWS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/slices.h"
+#include "server/engine/head/parts/part_rows.h"
+
+namespace lossd::engine {
+
+struct JointRead {
+  kernels::SliceLayout layout;
+  int32_t own = 0;  // the replica that reads, which is asked first
+  PartRows rows;
+  int64_t row_bytes = 0;
+  // Asks a replica that has these rows: ReplicaPart::ReadRows, or Head::ReadPartRows.
+  std::function<void(int32_t replica, const PartRows& piece,
+                     std::function<void(absl::StatusOr<std::string>)> done)>
+      read;
+};
+
+// Reads rows in their order, one piece after the other, each of at most RowsOfPiece. `take` gets one, and
+// `done` is called after the last one, or with the first error; both by the threads that `read` answers by.
+void ReadJointRows(JointRead read, std::function<void(const kernels::RowSpan& piece, std::string bytes)> take,
+                   std::function<void(absl::Status)> done);
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_HEAD_PARTS_JOINT_ROWS_H_

@@ -1,0 +1,156 @@
+// Replicas of one process that meet over their control, by way of a proxy that cuts their connections.
+#ifndef LOSSD_TESTS_UNIT_RPC_REPLICAS_SET_UNDER_TEST_H_
+#define LOSSD_TESTS_UNIT_RPC_REPLICAS_SET_UNDER_TEST_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "server/rpc/replicas/replica_set.h"
+#include "tests/proxy/fault_proxy.h"
+#include "tests/unit/engine/replicas/replica_servers.h"
+
+namespace lossd::rpc::replica_set_test {
+
+using engine::EndingPhase;
+using engine::HeadConfig;
+using engine::testing::ReplicaServers;
+using engine::testing::SetSize;
+using lossd::testing::FaultProxy;
+
+// Engines, each with a place in the set. All but the coordinator reach it by way of a proxy.
+class SetUnderTest {
+ public:
+  explicit SetUnderTest(int32_t replicas) : SetUnderTest(SetSize{replicas}) {}
+  explicit SetUnderTest(const SetSize& size, const HeadConfig& config = ReplicaServers::AdamWHead(),
+                        FaultProxy::Plan plan = {}, std::optional<EndingPhase> cut_in = {})
+      : replicas_(size.replicas),
+        port_(FreePort()),
+        // Those that are cut while they connect wait for several times as long.
+        replica_timeout_(absl::Seconds(plan == nullptr ? 5 : 1)),
+        servers_(
+            size, config,
+            [this](std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
+              sets_.at(0)->EndTogether(std::move(head), std::move(end));
+            },
+            [this](const engine::Head& head, int32_t replica) {
+              return sets_.at(0)->FindPart(head, replica);
+            }),
+        proxy_(
+            "127.0.0.1:" + std::to_string(port_), std::move(plan),
+            {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}) {
+    for (int32_t replica = 0; replica < replicas_; ++replica) Create(replica);
+    started_ = true;
+  }
+  // Sets leave before their engines end.
+  ~SetUnderTest() {
+    started_ = false;
+    sets_.clear();
+  }
+
+  ReplicaServers& servers() { return servers_; }
+  ReplicaSet& set(int32_t replica) { return *sets_.at(replica); }
+  FaultProxy& proxy() { return proxy_; }
+
+  void Meet(int32_t replica) { sets_.at(replica)->Meet(&servers_.at(replica).engine()); }
+  void Leave(int32_t replica) { sets_.erase(replica); }
+  // The process of this replica is killed, and another one started.
+  void Replace(int32_t replica) {
+    Leave(replica);
+    servers_.Replace(replica);
+    Create(replica);
+    Meet(replica);
+  }
+  void MeetAll() {
+    for (int32_t replica = 0; replica < replicas_; ++replica) Meet(replica);
+    AwaitWhole();
+  }
+  void AwaitWhole() {
+    for (auto& [replica, set] : sets_) {
+      while (!set->Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  // As a trainer asks, until it has an answer: ask() begins to.
+  template <class Ask>
+  static auto UntilAnswered(Ask ask) {
+    for (;;) {
+      auto answer = ReplicaServers::Answer(ask());
+      if (!absl::IsUnavailable(answer.status())) return answer;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+  // Whether the end of some replica's window has come that far.
+  bool AnyIn(EndingPhase phase) {
+    if (!started_) return false;
+    for (int32_t replica = 0; replica < replicas_; ++replica) {
+      if (servers_.at(replica).head()->part().phase == phase) return true;
+    }
+    return false;
+  }
+
+ private:
+  static int FreePort() {
+    const FaultProxy taken("127.0.0.1:1");
+    return taken.port();
+  }
+  void Create(int32_t replica) {
+    ReplicaSetOptions options;
+    options.place = {replica, replicas_};
+    options.address = "127.0.0.1:" + std::to_string(replica == 0 ? port_ : proxy_.port());
+    options.credentials.token = "a secret of the replicas";
+    options.identity = {.ranks = replicas_, .version = "1", .device_kind = "cpu"};
+    options.replica_timeout = replica_timeout_;
+    sets_[replica] = ReplicaSet::Create(std::move(options));
+  }
+
+  const int32_t replicas_;
+  const int port_;
+  const absl::Duration replica_timeout_;
+  std::atomic<bool> started_ = false;  // all servers are there
+  std::map<int32_t, std::unique_ptr<ReplicaSet>> sets_;
+  ReplicaServers servers_;
+  FaultProxy proxy_;  // its threads look at the servers
+};
+
+// When connections are cut: in this phase of some replica's, or at any time.
+struct Cuts {
+  SetSize size;
+  std::optional<EndingPhase> in;
+};
+inline void PrintTo(const Cuts& cuts, std::ostream* out) {
+  PrintTo(cuts.size, out);
+  *out << ", ";
+  if (cuts.in.has_value()) {
+    *out << "in phase " << static_cast<int>(*cuts.in);
+  } else {
+    *out << "at any time";
+  }
+}
+
+struct Kills {
+  SetSize size;
+  uint32_t seed;
+  bool cut = false;  // connections as well, in particular while one is being filled
+};
+inline void PrintTo(const Kills& kills, std::ostream* out) {
+  PrintTo(kills.size, out);
+  *out << ", seed " << kills.seed << (kills.cut ? ", and cuts" : "");
+}
+inline FaultProxy::Plan PlanOf(const Kills& kills) {
+  if (!kills.cut) return {};
+  return [random = std::mt19937(kills.seed)](int /*connection*/) mutable {
+    return lossd::testing::CutAfter(std::uniform_int_distribution<int64_t>(500, 9000)(random));
+  };
+}
+
+}  // namespace lossd::rpc::replica_set_test
+
+#endif  // LOSSD_TESTS_UNIT_RPC_REPLICAS_SET_UNDER_TEST_H_
