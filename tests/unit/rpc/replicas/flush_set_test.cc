@@ -113,7 +113,7 @@ class CutFlushTest : public ::testing::TestWithParam<CutFlushes> {
     EXPECT_NEAR(together->gradient.norm, alone->gradient.norm, 1e-5 * alone->gradient.norm);
   }
 
-  SetUnderTest set_{replicas(), ConfigOf(GetParam().head), Plan(), GetParam().cuts.in};
+  SetUnderTest set_{GetParam().cuts.size, ConfigOf(GetParam().head), Plan(), GetParam().cuts.in};
   ReplicaServers one_{1, ConfigOf(GetParam().head)};
   std::string alone_;  // the one server's flush
 };
