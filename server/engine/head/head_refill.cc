@@ -82,7 +82,7 @@ absl::Status Head::RefillNow(const Refill& refill, const ReplicaCommunicators& r
   for (int32_t slice = 0; slice < layout.replicas(); ++slice) {
     const Delivery delivery = DeliveryOf(layout, slice, refill.empty);
     if (delivery.to.empty()) continue;
-    for (const RowSpan& rows : backend_->SliceRows(layout, slice)) {
+    for (const kernels::RowSpan& rows : backend_->SliceRows(layout, slice)) {
       for (const std::string& tensor : tensors) {
         const absl::StatusOr<int64_t> row_bytes = PartRowBytes(tensor);
         if (!row_bytes.ok()) return row_bytes.status();

@@ -87,13 +87,13 @@ void DoPart(engine::Engine& engine, const Replicas& replicas, const ReplicaComma
       (*head)->ReopenPart(absl::AbortedError(command.reopen().why()));
       return reply("");
     case ReplicaCommand::kHold:
-      return Replied(std::move(reply))((*head)->HoldPart(ToEngine(parsed.hold())));
+      return Replied(std::move(reply))((*head)->HoldPart(ToEngine(command.hold())));
     case ReplicaCommand::kDecide:
       return Replied(std::move(reply))((*head)->DecidePart(
-          parsed.decide().flush_id(),
-          parsed.decide().commit() ? engine::FlushFate::kCommit : engine::FlushFate::kAbort));
+          command.decide().flush_id(),
+          command.decide().commit() ? engine::FlushFate::kCommit : engine::FlushFate::kAbort));
     case ReplicaCommand::kEndFlush:
-      return Replied(std::move(reply))((*head)->EndFlushPart(parsed.end_flush().flush_id()));
+      return Replied(std::move(reply))((*head)->EndFlushPart(command.end_flush().flush_id()));
     case ReplicaCommand::kReadRows:
       return Do(*head, command.read_rows(), std::move(reply));
     case ReplicaCommand::kWriteRows:
