@@ -54,6 +54,7 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
     : options_(std::move(options)),
       incarnation_(options_.incarnation.empty() ? RandomId() : options_.incarnation),
       started_(absl::Now()),
+      replicas_(options_.place),
       budget_(std::make_shared<MemoryBudget>(options_.memory_limit_bytes, options_.head_quota_bytes)),
       device_(std::move(device)),
       regions_(options_.regions, device_.get(), budget_),

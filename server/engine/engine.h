@@ -31,6 +31,7 @@
 #include "server/engine/head/parts/head_state.h"
 #include "server/engine/memory/memory_budget.h"
 #include "server/engine/regions/region_table.h"
+#include "server/engine/replicas/replica_watch.h"
 #include "server/engine/schedule/batch_scheduler.h"
 #include "server/engine/schedule/row_streams.h"
 #include "server/engine/schedule/session_credit.h"
@@ -133,6 +134,8 @@ class Engine {
   const Device& device() const { return *device_; }
   Device& device() { return *device_; }
   const MemoryBudget& budget() const { return *budget_; }
+  ReplicaWatch& replicas() { return replicas_; }
+  const ReplicaWatch& replicas() const { return replicas_; }
   RegionTable& regions() { return regions_; }
   const RegionTable& regions() const { return regions_; }
   absl::Time started() const { return started_; }
@@ -265,6 +268,7 @@ class Engine {
   const std::string incarnation_;
   const absl::Time started_;
   Counters counters_;
+  ReplicaWatch replicas_;
   std::atomic<bool> draining_ = false;
   const std::shared_ptr<std::optional<absl::Time>> device_done_ =
       std::make_shared<std::optional<absl::Time>>();

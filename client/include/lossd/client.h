@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -169,6 +170,27 @@ struct RankStatus {
   bool stuck = false;    // the command takes so long that the server says it is not ready
 };
 
+// What a server tells of the set of servers that hold replicas of its heads. Counts are since it was started.
+struct ReplicaSetStatus {
+  std::string name;     // empty: the server's heads are its own
+  int32_t replica = 0;  // that the server is
+  int32_t replicas = 0;
+  bool whole = false;    // all are there: windows end, heads and weights can be written
+  std::string why_not;   // names who is missing; empty: it is whole
+  uint64_t epochs = 0;   // how often all have met
+  uint64_t refills = 0;  // how often this one came to that with nothing, and was filled by the others
+  uint64_t history = 0;  // their windows' past: another number once they went back to a checkpoint
+  // By number, as replica 0 sees them; of other servers none.
+  struct Replica {
+    int32_t replica = 0;
+    uint64_t sessions_placed = 0;  // that were opened there
+    // By phase of the end of a window ("seal", "sum", "step"), in their order: how long after the first one
+    // it answered, in seconds; a mean in which the last windows weigh most.
+    std::vector<std::pair<std::string, double>> late_seconds;
+  };
+  std::vector<Replica> members;
+};
+
 struct ServerStatus {
   std::string version;
   std::string incarnation;
@@ -187,6 +209,7 @@ struct ServerStatus {
   // Else none, and 0.
   std::vector<RankStatus> ranks = {};
   int64_t group_epoch = 0;
+  ReplicaSetStatus replicas = {};
 };
 
 struct ServerMemory {

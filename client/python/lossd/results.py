@@ -114,6 +114,41 @@ class RankStatus:
 
 
 @dataclass(frozen=True)
+class ReplicaStatus:
+    """One of the servers of a set, as replica 0 sees it."""
+
+    replica: int = 0
+    sessions_placed: int = 0
+    """How many sessions were opened there."""
+    late_seconds: dict[str, float] = field(default_factory=dict)
+    """By phase of the end of a window ("seal", "sum", "step"): how long after the first one it answered, a mean in
+    which the last windows weigh most."""
+
+
+@dataclass(frozen=True)
+class ReplicaSetStatus:
+    """The set of servers that hold replicas of a server's heads. Counts are since the server was started."""
+
+    name: str = ""
+    """Empty: the server's heads are its own."""
+    replica: int = 0
+    """That the server is."""
+    replicas: int = 0
+    whole: bool = False
+    """All are there: windows end, heads and weights can be written."""
+    why_not: str = ""
+    """Names who is missing; "": it is whole."""
+    epochs: int = 0
+    """How often all have met."""
+    refills: int = 0
+    """How often this one came to that with nothing, and was filled by the others."""
+    history: int = 0
+    """Their windows' past: another number once they went back to a checkpoint."""
+    members: tuple[ReplicaStatus, ...] = ()
+    """By number; only replica 0 knows."""
+
+
+@dataclass(frozen=True)
 class ServerStatus:
     """A server at one moment. Counters are since it started."""
 
@@ -133,6 +168,8 @@ class ServerStatus:
     """Where heads lie over several devices; else none."""
     group_epoch: int = 0
     """How often these were started, this time included."""
+    replicas: ReplicaSetStatus = field(default_factory=ReplicaSetStatus)
+    """Where heads have replicas at several servers; else without a name."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/c_api/status.h"
+#include "client/src/c_api/status_json.h"
 
 namespace lossd::c_api {
 namespace {
@@ -120,22 +121,6 @@ Json ToJson(const HeadInfo& info) {
           {"flush_seconds", info.flush_seconds}};
 }
 
-Json ToJson(const RankStatus& rank) {
-  return {{"rank", rank.rank},
-          {"device", rank.device},
-          {"device_description", rank.device_description},
-          {"pci_bus_id", rank.pci_bus_id},
-          {"host", rank.host},
-          {"memory_limit_bytes", rank.memory_limit_bytes},
-          {"memory_reserved_bytes", rank.memory_reserved_bytes},
-          {"uptime_seconds", rank.uptime_seconds},
-          {"waited_seconds", rank.waited_seconds},
-          {"command", rank.command},
-          {"command_seconds", rank.command_seconds},
-          {"waits_at", rank.waits_at},
-          {"stuck", rank.stuck}};
-}
-
 Json ToJson(const ServerStatus& status) {
   Json ranks = Json::array();
   for (const RankStatus& rank : status.ranks) ranks.push_back(ToJson(rank));
@@ -151,7 +136,8 @@ Json ToJson(const ServerStatus& status) {
           {"heads", ToJson(status.heads)},
           {"features", status.features},
           {"ranks", ranks},
-          {"group_epoch", status.group_epoch}};
+          {"group_epoch", status.group_epoch},
+          {"replicas", ToJson(status.replicas)}};
 }
 
 Json ToJson(const std::vector<ServerMemory::Head>& heads) {

@@ -32,6 +32,26 @@ WindowState FromProto(v1::WindowState state) {
   }
 }
 
+ReplicaSetStatus FromProto(const v1::ReplicaSetStatus& proto) {
+  ReplicaSetStatus status{.name = proto.name(),
+                          .replica = proto.replica(),
+                          .replicas = proto.replicas(),
+                          .whole = proto.whole(),
+                          .why_not = proto.why_not(),
+                          .epochs = proto.epochs(),
+                          .refills = proto.refills(),
+                          .members = {}};
+  for (const v1::ReplicaStatus& replica : proto.members()) {
+    ReplicaSetStatus::Replica& added = status.members.emplace_back();
+    added.replica = replica.replica();
+    added.sessions_placed = replica.sessions_placed();
+    for (const v1::ReplicaLateness& late : replica.late()) {
+      added.late_seconds.emplace_back(late.phase(), late.seconds());
+    }
+  }
+  return status;
+}
+
 }  // namespace
 
 v1::DataType ToProto(DataType type) {
@@ -204,7 +224,8 @@ absl::StatusOr<ServerStatus> FromProto(const v1::GetStatusResponse& response) {
                       .heads = {},
                       .features = {response.features().begin(), response.features().end()},
                       .ranks = {},
-                      .group_epoch = response.group_epoch()};
+                      .group_epoch = response.group_epoch(),
+                      .replicas = {}};
   for (const auto& rank : response.ranks()) {
     status.ranks.push_back({.rank = rank.rank(),
                             .device = rank.device(),
@@ -219,6 +240,10 @@ absl::StatusOr<ServerStatus> FromProto(const v1::GetStatusResponse& response) {
                             .command_seconds = rank.command_seconds(),
                             .waits_at = rank.waits_at(),
                             .stuck = rank.stuck()});
+  }
+  if (response.has_replicas()) {
+    status.replicas = FromProto(response.replicas());
+    status.replicas.history = response.history();
   }
   for (const auto& head : response.heads()) {
     auto info = FromProto(head);

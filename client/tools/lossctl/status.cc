@@ -1,6 +1,10 @@
 // lossctl status
+#include <utility>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/src/c_api/status_json.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/head_info.h"
 #include "client/tools/lossctl/table.h"
@@ -8,22 +12,6 @@
 
 namespace lossd::tools {
 namespace {
-
-nlohmann::ordered_json ToJson(const RankStatus& rank) {
-  return {{"rank", rank.rank},
-          {"device", rank.device},
-          {"device_description", rank.device_description},
-          {"pci_bus_id", rank.pci_bus_id},
-          {"host", rank.host},
-          {"memory_limit_bytes", rank.memory_limit_bytes},
-          {"memory_reserved_bytes", rank.memory_reserved_bytes},
-          {"uptime_seconds", rank.uptime_seconds},
-          {"waited_seconds", rank.waited_seconds},
-          {"command", rank.command},
-          {"command_seconds", rank.command_seconds},
-          {"waits_at", rank.waits_at},
-          {"stuck", rank.stuck}};
-}
 
 nlohmann::ordered_json ToJson(const std::string& server, const ServerStatus& status) {
   nlohmann::ordered_json heads = nlohmann::ordered_json::array();
@@ -40,9 +28,10 @@ nlohmann::ordered_json ToJson(const std::string& server, const ServerStatus& sta
                                  {"queued_chunks", status.queued_chunks},
                                  {"heads", heads},
                                  {"features", status.features}};
+  if (!status.replicas.name.empty()) json["replicas"] = c_api::ToJson(status.replicas);
   if (status.ranks.empty()) return json;
   json["group_epoch"] = status.group_epoch;
-  for (const RankStatus& rank : status.ranks) json["ranks"].push_back(ToJson(rank));
+  for (const RankStatus& rank : status.ranks) json["ranks"].push_back(c_api::ToJson(rank));
   return json;
 }
 
@@ -76,6 +65,33 @@ std::string RanksTable(const ServerStatus& status) {
   return absl::StrCat(table.Render(), "\n");
 }
 
+// "2 of 3 (set lm)" for the last one, and how it is with the others.
+std::string ReplicaLine(const ReplicaSetStatus& set) {
+  if (set.name.empty()) return "";
+  return absl::StrCat("  replica      ", set.replica, " of ", set.replicas, " (set ", set.name, "), ",
+                      set.whole ? "all are there" : absl::StrCat("NOT WHOLE: ", set.why_not), "; met ",
+                      set.epochs, set.epochs == 1 ? " time" : " times", ", filled ", set.refills,
+                      set.refills == 1 ? " time" : " times", "\n");
+}
+
+// How long after the first one each has answered lately.
+std::string ReplicasTable(const ReplicaSetStatus& set) {
+  if (set.members.empty()) return "";
+  std::vector<Table::Column> columns = {{"REPLICA", Align::kRight}, {"SESSIONS PLACED", Align::kRight}};
+  for (const auto& [phase, seconds] : set.members.front().late_seconds) {
+    columns.push_back({absl::StrCat("LATE TO ", absl::AsciiStrToUpper(phase)), Align::kRight});
+  }
+  Table table(std::move(columns));
+  for (const ReplicaSetStatus::Replica& replica : set.members) {
+    std::vector<std::string> row = {absl::StrCat(replica.replica),
+                                    WithCommas(static_cast<int64_t>(replica.sessions_placed))};
+    for (const auto& [phase, seconds] : replica.late_seconds)
+      row.push_back(absl::StrFormat("%.1f ms", 1e3 * seconds));
+    table.AddRow(std::move(row));
+  }
+  return absl::StrCat(table.Render(), "\n");
+}
+
 std::string ToText(const std::string& server, const ServerStatus& status) {
   return absl::StrCat(
       "lossd ", status.version, " at ", server, ": ", status.draining ? "draining" : "serving", ", up ",
@@ -84,7 +100,8 @@ std::string ToText(const std::string& server, const ServerStatus& status) {
       "  applied      ", WithCommas(static_cast<int64_t>(status.tokens_applied)), " tokens in ",  //
       WithCommas(static_cast<int64_t>(status.chunks_applied)), " chunks\n",                       //
       "  queued       ", WithCommas(status.queued_chunks), " chunks\n",                           //
-      "  incarnation  ", status.incarnation, "\n\n", RanksTable(status), HeadsTable(status.heads));
+      "  incarnation  ", status.incarnation, "\n", ReplicaLine(status.replicas), "\n", RanksTable(status),
+      ReplicasTable(status.replicas), HeadsTable(status.heads));
 }
 
 absl::Status RunStatus(const Context& context) {

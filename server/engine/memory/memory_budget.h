@@ -27,9 +27,9 @@ struct MemoryItem {
 using MemoryPlan = std::vector<MemoryItem>;
 
 // Every purpose that memory is reserved for, in the order of reports.
-inline constexpr std::array<absl::string_view, 9> kMemoryPurposes = {
-    "weights",   "master_weights", "weight_staging", "gradient",     "optimizer",
-    "workspace", "tiles",          "regions",        "class_weights"};
+inline constexpr std::array<absl::string_view, 10> kMemoryPurposes = {
+    "weights",   "master_weights", "weight_staging", "gradient",      "optimizer",
+    "workspace", "tiles",          "regions",        "class_weights", "replica_sums"};
 
 int64_t TotalBytes(const MemoryPlan& plan);
 // One item for each purpose and place, in the order in which they first occur.

@@ -1,10 +1,12 @@
 #include "server/engine/replicas/window_ending.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/cord.h"
+#include "server/engine/common/monotonic_clock.h"
 
 namespace lossd::engine {
 
@@ -12,40 +14,52 @@ namespace {
 
 constexpr char kLost[] = "lossd/replica_lost";
 
+using Times = std::vector<absl::Duration>;  // by replica: until it had answered
+
 // What all replicas answer, the coordinator first; then something happens, by the thread of the last answer,
 // or by who asked, if that came later.
 template <class Answer>
 class Round {
  public:
-  using Then = std::function<void(std::vector<Answer> answers)>;
+  using Then = std::function<void(std::vector<Answer> answers, const Times& taken)>;
 
   Round(size_t replicas, Then then)
-      : then_(std::move(then)), answers_(replicas, absl::UnknownError("")), missing_(replicas + 1) {}
+      : then_(std::move(then)),
+        answers_(replicas, absl::UnknownError("")),
+        taken_(replicas),
+        missing_(replicas + 1) {}
 
   // Everybody was asked.
   void Begin() { Count(nullptr); }
 
   static std::function<void(Answer)> AnswerOf(const std::shared_ptr<Round>& round, size_t replica) {
     return [round, replica](Answer answer) {
-      round->Count([&](std::vector<Answer>& answers) { answers[replica] = std::move(answer); });
+      round->Count([&](std::vector<Answer>& answers, Times& taken) {
+        answers[replica] = std::move(answer);
+        taken[replica] = MonotonicNow() - round->begun_;
+      });
     };
   }
 
  private:
-  void Count(const std::function<void(std::vector<Answer>&)>& take) {
+  void Count(const std::function<void(std::vector<Answer>&, Times&)>& take) {
     std::vector<Answer> all;
+    Times taken;
     {
       const MutexLock lock(mutex_);
-      if (take != nullptr) take(answers_);
+      if (take != nullptr) take(answers_, taken_);
       if (--missing_ > 0) return;
       all = std::move(answers_);
+      taken = std::move(taken_);
     }
-    then_(std::move(all));
+    then_(std::move(all), taken);
   }
 
   const Then then_;
+  const absl::Time begun_ = MonotonicNow();
   Mutex mutex_;
   std::vector<Answer> answers_ ABSL_GUARDED_BY(mutex_);
+  Times taken_ ABSL_GUARDED_BY(mutex_);
   size_t missing_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -125,14 +139,15 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
   using Sealed = std::vector<absl::StatusOr<uint64_t>>;
   using Summed = std::vector<absl::StatusOr<GradientStats>>;
 
-  // Asks all replicas: ask(part, what it answers to).
+  // Asks all replicas: ask(part, what it answers to). A phase that all have done is noted.
   template <class Answer, class Ask>
-  void AskAll(std::function<void(std::vector<Answer>)> then, Ask ask);
+  void AskAll(std::optional<ReplicaPhase> phase, std::function<void(std::vector<Answer>)> then, Ask ask);
   // Asks all for what exchanges nothing.
-  void AskEach(std::function<void(const Done&)> then,
+  void AskEach(ReplicaPhase phase, std::function<void(const Done&)> then,
                std::function<void(ReplicaPart&, std::function<void(absl::Status)>)> ask);
   // When all others have done it, the coordinator does, and answers.
   void Finish(const Done& done, absl::FunctionRef<void()> finish);
+  void Note(ReplicaPhase phase, const Times& taken) const;
   void Sum(const Sealed& sealed);
   void Tally();
   void GoOnWith(const Summed& summed);
@@ -157,9 +172,21 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
   JointStep step_;                                   // one round after the other works with it
 };
 
+void WindowEnding::Note(ReplicaPhase phase, const Times& taken) const {
+  if (replicas_.watch == nullptr) return;
+  replicas_.watch->NotePhase(phase, taken.front());
+  replicas_.watch->NoteAnswers(phase, taken);
+}
+
 template <class Answer, class Ask>
-void WindowEnding::AskAll(std::function<void(std::vector<Answer>)> then, Ask ask) {
-  const auto round = std::make_shared<Round<Answer>>(parts_.size(), std::move(then));
+void WindowEnding::AskAll(std::optional<ReplicaPhase> phase, std::function<void(std::vector<Answer>)> then,
+                          Ask ask) {
+  const auto round = std::make_shared<Round<Answer>>(
+      parts_.size(), [self = shared_from_this(), phase, then = std::move(then)](std::vector<Answer> answers,
+                                                                                const Times& taken) {
+        if (phase.has_value() && FirstError(answers).ok()) self->Note(*phase, taken);
+        then(std::move(answers));
+      });
   bool current = false;
   const bool asked = replicas_.epoch->Ask([&] {
     current = head_->IsEnding(end_.ending);
@@ -189,9 +216,9 @@ std::function<void(Answer)> WindowEnding::AtOnce(std::function<void(Answer)> don
 
 void WindowEnding::Break(const absl::Status& why) { head_->TellWaiting(why, end_.ending); }
 
-void WindowEnding::AskEach(std::function<void(const Done&)> then,
+void WindowEnding::AskEach(ReplicaPhase phase, std::function<void(const Done&)> then,
                            std::function<void(ReplicaPart&, std::function<void(absl::Status)>)> ask) {
-  AskAll<absl::Status>(std::move(then), [this, &ask](ReplicaPart& part, auto done) {
+  AskAll<absl::Status>(phase, std::move(then), [this, &ask](ReplicaPart& part, auto done) {
     ask(part, AtOnce<absl::Status>(std::move(done)));
   });
 }
@@ -203,7 +230,7 @@ void WindowEnding::Finish(const Done& done, absl::FunctionRef<void()> finish) {
 
 void WindowEnding::Seal() {
   AskAll<absl::StatusOr<uint64_t>>(
-      [self = shared_from_this()](const Sealed& sealed) { self->Sum(sealed); },
+      ReplicaPhase::kSeal, [self = shared_from_this()](const Sealed& sealed) { self->Sum(sealed); },
       [this](ReplicaPart& part, std::function<void(absl::StatusOr<uint64_t>)> done) {
         part.Seal(end_, std::move(done));
       });
@@ -227,7 +254,7 @@ void WindowEnding::GoOn() {
 
 void WindowEnding::Tally() {
   AskAll<absl::StatusOr<GradientStats>>(
-      [self = shared_from_this()](const Summed& summed) { self->GoOnWith(summed); },
+      ReplicaPhase::kSum, [self = shared_from_this()](const Summed& summed) { self->GoOnWith(summed); },
       [this](ReplicaPart& part, std::function<void(absl::StatusOr<GradientStats>)> done) {
         part.Sum(step_.window_tokens, AtOnce<absl::StatusOr<GradientStats>>(std::move(done)));
       });
@@ -246,10 +273,11 @@ void WindowEnding::Step(const StepRequest& request, const GradientStats& stats) 
   step_.stats = stats;
   const bool refuses = request.non_finite == NonFinite::kSkip && step_.stats.non_finite > 0;
   step_.skipped = refuses || step_.window_tokens == 0;
-  AskEach([self = shared_from_this()](const Done& stepped) { self->Publish(stepped); },
-          [this](ReplicaPart& part, std::function<void(absl::Status)> done) {
-            part.Step(step_, std::move(done));
-          });
+  AskEach(
+      ReplicaPhase::kStep, [self = shared_from_this()](const Done& stepped) { self->Publish(stepped); },
+      [this](ReplicaPart& part, std::function<void(absl::Status)> done) {
+        part.Step(step_, std::move(done));
+      });
 }
 
 // At the coordinator it comes last: nobody is answered before all have the new version.
@@ -272,6 +300,7 @@ void WindowEnding::Describe(const GradientStats& stats) {
 
 void WindowEnding::Hold(const FlushInfo& flush) {
   AskEach(
+      ReplicaPhase::kFlush,
       [self = shared_from_this(), flush](const Done& held) {
         self->Finish(held, [&] {
           if (const absl::Status own = self->head_->HoldPart(flush); !own.ok()) self->Break(own);
@@ -284,16 +313,18 @@ void WindowEnding::Hold(const FlushInfo& flush) {
 
 // Otherwise one that has committed could be lost after a client has seen the next window.
 void WindowEnding::Decide() {
-  AskEach([self = shared_from_this()](const Done& decided) { self->EndFlush(decided); },
-          [this](ReplicaPart& part, std::function<void(absl::Status)> done) {
-            part.Decide(FlushIdOf(end_.by), *end_.fate, std::move(done));
-          });
+  AskEach(
+      ReplicaPhase::kFlush, [self = shared_from_this()](const Done& decided) { self->EndFlush(decided); },
+      [this](ReplicaPart& part, std::function<void(absl::Status)> done) {
+        part.Decide(FlushIdOf(end_.by), *end_.fate, std::move(done));
+      });
 }
 
 void WindowEnding::EndFlush(const Done& decided) {
   if (const absl::Status failed = FirstError(decided); !failed.ok()) return Break(failed);
   const std::string flush_id = FlushIdOf(end_.by);
   AskEach(
+      ReplicaPhase::kFlush,
       [self = shared_from_this(), flush_id](const Done& ended) {
         self->Finish(ended, [&] {
           if (const absl::Status own = self->head_->EndFlushPart(flush_id); !own.ok()) self->Break(own);
@@ -306,6 +337,7 @@ void WindowEnding::EndFlush(const Done& decided) {
 
 void WindowEnding::Reopen(const absl::Status& why, std::function<void()> finish) {
   AskAll<absl::Status>(
+      std::nullopt,
       [self = shared_from_this(), finish = std::move(finish)](const Done& reopened) {
         if (self->IsLost(FirstError(reopened))) return;
         if (!self->replicas_.epoch->Finish(finish)) (void)self->IsLost(ReplicaLost("a replica was lost"));

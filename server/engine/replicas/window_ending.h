@@ -16,6 +16,7 @@
 #include "server/engine/common/mutex.h"
 #include "server/engine/head/head.h"
 #include "server/engine/head/parts/replica_part.h"
+#include "server/engine/replicas/replica_watch.h"
 
 namespace lossd::engine {
 
@@ -48,12 +49,14 @@ struct EndingReplicas {
   // Told, perhaps several times, when one could not do what others may have done: the epoch is to end, so
   // that they settle it. Any thread; it does not wait.
   std::function<void(const absl::Status& why)> on_broken;
+  // Told how long each phase took whom. May be null; outlives the endings.
+  ReplicaWatch* watch = nullptr;
 };
 
-// Ends the window of `head`, the coordinator's, and of its replicas: seal, sum, and by what `end` says step,
-// hold the flush, or open again after a look, each when all have done the one before; or with a fate commits
-// or aborts the flush that holds it. Who waits at `head` is answered when all have done the last one; with
-// UNAVAILABLE if a replica is lost before, and then the next epoch decides what becomes of it
+// Ends the window of `head`, the coordinator's, and of its replicas: seal, sum, and by what `end` says
+// step, hold the flush, or open again after a look, each when all have done the one before; or with a fate
+// commits or aborts the flush that holds it. Who waits at `head` is answered when all have done the last
+// one; with UNAVAILABLE if a replica is lost before, and then the next epoch decides what becomes of it
 // (SettleReplicas).
 void EndWindow(std::shared_ptr<Head> head, WindowEnd end, EndingReplicas replicas);
 // The same where all replicas have the sums.

@@ -18,6 +18,7 @@ struct GroupIdentity {
   // Whatever else has to be the same everywhere: flags, by their names without dashes, and their values as
   // people read them.
   std::map<std::string, std::string> agreed = {};
+  std::string member = "rank";  // what messages call one of them; not compared
 };
 
 }  // namespace lossd::rpc

@@ -255,8 +255,8 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(const GroupMember
     if (why.ok() || !absl::IsDeadlineExceeded(opened)) why = opened;
     std::this_thread::sleep_until(std::min(Clock::now() + pause, deadline));
     if (Clock::now() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("rank ", options.rank, " found no leader at ",
-                                                      options.address, " within ",
+      return absl::DeadlineExceededError(absl::StrCat(options.identity.member, " ", options.rank,
+                                                      " found no leader at ", options.address, " within ",
                                                       absl::FormatDuration(options.start_timeout), ": ",
                                                       why.message(), HintOn(why, options.credentials.tls())));
     }

@@ -68,8 +68,8 @@ absl::Status StatusOf(const group::v1::Reply& reply, const std::string& who = ""
 
 }  // namespace
 
-std::string RankList(const std::vector<int32_t>& ranks) {
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+std::string RankList(const std::vector<int32_t>& ranks, const std::string& member) {
+  return absl::StrCat(member, ranks.size() == 1 ? " " : "s ", absl::StrJoin(ranks, ", "));
 }
 
 std::vector<int32_t> GroupState::Round::Missing() const {
@@ -150,7 +150,7 @@ void GroupState::Leave(int32_t rank, const std::string& why) {
 
 bool GroupState::Lose(int32_t rank, const std::string& why) {
   if (!over_.ok()) return false;
-  over_ = absl::UnavailableError(absl::StrCat("rank ", rank, " was lost: ", why));
+  over_ = absl::UnavailableError(absl::StrCat(identity_.member, " ", rank, " was lost: ", why));
   changed_.NotifyAll();
   return true;
 }
@@ -203,7 +203,8 @@ absl::Status GroupState::Await(absl::Duration timeout, IsThere is_there, const c
     }
     if (missing.empty()) return absl::OkStatus();
     if (Clock::now() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(RankList(missing), " of ", ranks(), " did not ", what));
+      return absl::DeadlineExceededError(
+          absl::StrCat(RankList(missing, identity_.member), " of ", ranks(), " did not ", what));
     }
     changed_.WaitUntil(mutex_, deadline);
   }

@@ -191,7 +191,7 @@ class GroupState {
 };
 
 // "rank 1", "ranks 1, 3".
-std::string RankList(const std::vector<int32_t>& ranks);
+std::string RankList(const std::vector<int32_t>& ranks, const std::string& member = "rank");
 
 }  // namespace lossd::rpc
 

@@ -1,9 +1,11 @@
 #include "server/rpc/replicas/part_commands.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "lossd/group/v1/replica.pb.h"
+#include "server/engine/common/monotonic_clock.h"
 #include "server/rpc/replicas/replica_wire.h"
 
 namespace lossd::rpc {
@@ -64,6 +66,25 @@ void Do(const FoundHead& head, const group::v1::WriteHeldRows& write, GroupMembe
   head->WritePartRows(ToEngine(write.rows()), write.data(), Replied(std::move(reply)));
 }
 
+// None for what takes no part in the end of a window.
+std::optional<engine::ReplicaPhase> PhaseOf(const ReplicaCommand& command) {
+  if (command.has_seal()) return engine::ReplicaPhase::kSeal;
+  if (command.has_sum()) return engine::ReplicaPhase::kSum;
+  if (command.has_step()) return engine::ReplicaPhase::kStep;
+  const bool flushes = command.has_hold() || command.has_decide() || command.has_end_flush();
+  if (flushes) return engine::ReplicaPhase::kFlush;
+  return std::nullopt;
+}
+
+// Notes how long it has taken when it is done.
+GroupMember::Reply Timed(engine::ReplicaWatch& watch, engine::ReplicaPhase phase, GroupMember::Reply reply) {
+  return [&watch, phase, asked = engine::MonotonicNow(),
+          reply = std::move(reply)](const absl::StatusOr<std::string>& data) {
+    if (data.ok()) watch.NotePhase(phase, engine::MonotonicNow() - asked);
+    reply(data);
+  };
+}
+
 }  // namespace
 
 void DoPart(engine::Engine& engine, const Replicas& replicas, const ReplicaCommand& command,
@@ -73,6 +94,9 @@ void DoPart(engine::Engine& engine, const Replicas& replicas, const ReplicaComma
       if (!data.ok()) lose(data.status());
       reply(data);
     };
+  }
+  if (const std::optional<engine::ReplicaPhase> phase = PhaseOf(command); phase.has_value()) {
+    reply = Timed(engine.replicas(), *phase, std::move(reply));
   }
   const absl::StatusOr<FoundHead> head = engine.FindHead(command.head());
   if (!head.ok()) return reply(head.status());

@@ -171,11 +171,14 @@ class MeetingReplica final : public ReplicaSet {
                                    .history = [this] { return history(); }}) {
     options_.identity.epoch = 0;
     options_.identity.ranks = options_.place.replicas;
+    options_.identity.member = "replica";
   }
   ~MeetingReplica() override;
 
   void Meet(engine::Engine* engine) override {
     engine_ = engine;
+    const auto name = options_.identity.agreed.find("replica_set");
+    if (name != options_.identity.agreed.end()) engine_->replicas().NameSet(name->second);
     thread_ = std::thread([this] { Run(); });
   }
   void EndTogether(std::shared_ptr<engine::Head> head, engine::WindowEnd end) override;
@@ -307,6 +310,7 @@ void MeetingReplica::Tell(const absl::Status& whole) {
     whole_ = whole;
     changed_.NotifyAll();
   }
+  engine_->replicas().NoteWhole(whole);
   if (!news) return;
   if (whole.ok()) {
     Log(LogLevel::kInfo, "all replicas are there", {{"replicas", options_.place.replicas}});
@@ -399,6 +403,9 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
                              .on_lost = [meeting](const absl::Status& why) { meeting->Lose(why); }};
   options.start_timeout = kSearch;
   absl::StatusOr<std::unique_ptr<GroupMember>> member = GroupMember::Join(options);
+  if (absl::IsDeadlineExceeded(member.status())) {
+    return absl::UnavailableError(absl::StrCat("replica 0 is missing: ", member.status().message()));
+  }
   if (!member.ok()) return member.status();
   const Interruptible interruptible(*meeting, [&member] { (*member)->Leave(); });
   if (stopping()) return absl::CancelledError("this replica leaves");  // who interrupts may have come before
@@ -451,6 +458,7 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   *replicas = CommunicatorsOf(*std::move(connection));
   if (absl::Status done = settling->Do(*replicas); !done.ok()) return done;
   if (absl::Status all = AllGather(rendezvous, "settled", nullptr); !all.ok()) return all;
+  if (empty[static_cast<size_t>(options_.place.replica)]) engine_->replicas().NoteRefill();
   agreed_history_ = *history;
   return settling;
 }
@@ -461,7 +469,8 @@ engine::EndingReplicas MeetingReplica::ReplicasOf(const Coordination& coordinati
       .own = coordination.own,
       .others = {},
       .epoch = coordination.epoch,
-      .on_broken = [meeting = coordination.meeting](const absl::Status& why) { meeting->Lose(why); }};
+      .on_broken = [meeting = coordination.meeting](const absl::Status& why) { meeting->Lose(why); },
+      .watch = &engine_->replicas()};
   for (int32_t replica = 1; replica < options_.place.replicas; ++replica) {
     replicas.others.push_back(std::make_shared<RemotePart>(coordination.questions, replica, head.config()));
   }
@@ -506,6 +515,7 @@ void MeetingReplica::AwaitQuiet() {
 
 void MeetingReplica::TellSettled() {
   history_ = heard_history_ = agreed_history_;
+  engine_->replicas().NoteMeeting(history_);
   const engine::MutexLock lock(mutex_);
   settled_history_ = history_;
   changed_.NotifyAll();

@@ -132,6 +132,7 @@ absl::StatusOr<v1::OpenSessionResponse> SessionRouter::Place(const v1::OpenSessi
   if (place == place_.replica) {
     absl::Status opened = (*here)->calls.open(request, &response);
     if (!opened.ok()) return opened;
+    (*here)->engine->replicas().NotePlaced(place);
     return response;
   }
   ReplicaCommand open;
@@ -139,6 +140,7 @@ absl::StatusOr<v1::OpenSessionResponse> SessionRouter::Place(const v1::OpenSessi
   const absl::StatusOr<std::string> opened = others->AskOne(place, "OpenSession", open);
   if (!opened.ok()) return opened.status();
   if (!response.ParseFromString(*opened)) return absl::InternalError("an answer cannot be read");
+  (*here)->engine->replicas().NotePlaced(place);
   return response;
 }
 

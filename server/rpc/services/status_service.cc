@@ -36,6 +36,31 @@ void AddRanks(const engine::Engine& engine, v1::GetStatusResponse* response) {
   }
 }
 
+void AddReplicas(const engine::Engine& engine, v1::GetStatusResponse* response) {
+  const engine::ReplicaReport report = engine.replicas().Read();
+  if (!report.IsSet()) return;
+  response->set_history(report.history);
+  v1::ReplicaSetStatus& status = *response->mutable_replicas();
+  status.set_name(report.name);
+  status.set_replica(report.place.replica);
+  status.set_replicas(report.place.replicas);
+  status.set_whole(report.whole.ok());
+  status.set_why_not(std::string(report.whole.message()));
+  status.set_epochs(report.epochs);
+  status.set_refills(report.refills);
+  for (const engine::ReplicaReport::Answers& answers : report.replicas) {
+    const int32_t number = status.members_size();
+    v1::ReplicaStatus& replica = *status.add_members();
+    replica.set_replica(number);
+    replica.set_sessions_placed(answers.sessions_placed);
+    for (const engine::ReplicaPhase phase : engine::kReplicaPhases) {
+      v1::ReplicaLateness& late = *replica.add_late();
+      late.set_phase(Name(phase));
+      late.set_seconds(answers.late_seconds[static_cast<size_t>(phase)]);
+    }
+  }
+}
+
 void AddRanks(const engine::Engine& engine, v1::GetMemoryResponse* response) {
   const engine::GroupReport group = engine.Group();
   if (!group.IsGroup()) return;
@@ -78,6 +103,7 @@ grpc::ServerUnaryReactor* StatusService::GetStatus(grpc::CallbackServerContext* 
   }
   for (const std::string& feature : wire::KnownFeatures()) response->add_features(feature);
   AddRanks(*engine_, response);
+  AddReplicas(*engine_, response);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;

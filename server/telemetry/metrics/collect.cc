@@ -14,6 +14,7 @@ std::string MetricsText(const engine::Engine& engine, const ServiceCounters& cou
   CollectMemory(engine, group, all);
   CollectGpus(gpus, group, all);
   CollectGroup(group, all);
+  CollectReplicas(engine.replicas().Read(), all);
   CollectCalls(counters, all);
   CollectProcess(engine, all);
   return prometheus::TextSerializer().Serialize(all.Take());

@@ -18,10 +18,11 @@ void CollectHeads(const engine::Engine& engine, const engine::GroupReport& group
 // memory_metrics.cc: queue, credits, memory.
 void CollectMemory(const engine::Engine& engine, const engine::GroupReport& group, Exposition& out);
 void CollectGpus(const GpusSensors& gpus, const engine::GroupReport& group,
-                 Exposition& out);                                     // gpu_metrics.cc
-void CollectGroup(const engine::GroupReport& group, Exposition& out);  // group_metrics.cc: ranks
-void CollectCalls(const ServiceCounters& counters, Exposition& out);   // call_metrics.cc: calls and access
-void CollectProcess(const engine::Engine& engine, Exposition& out);    // process_metrics.cc
+                 Exposition& out);                                        // gpu_metrics.cc
+void CollectGroup(const engine::GroupReport& group, Exposition& out);     // group_metrics.cc: ranks
+void CollectReplicas(const engine::ReplicaReport& set, Exposition& out);  // replica_metrics.cc
+void CollectCalls(const ServiceCounters& counters, Exposition& out);      // call_metrics.cc: calls and access
+void CollectProcess(const engine::Engine& engine, Exposition& out);       // process_metrics.cc
 
 // All of them, in Prometheus' text format.
 std::string MetricsText(const engine::Engine& engine, const ServiceCounters& counters,

@@ -133,6 +133,22 @@ Json GroupJson(const engine::GroupReport& group) {
   return {{"epoch", group.epoch}, {"ranks", std::move(ranks)}};
 }
 
+// Null if there is none.
+Json ReplicasJson(const engine::ReplicaReport& set) {
+  if (!set.IsSet()) return {};
+  Json members = Json::array();
+  for (const engine::ReplicaReport::Answers& answers : set.replicas) {
+    Json late = Json::object();
+    for (const engine::ReplicaPhase phase : engine::kReplicaPhases) {
+      late[Name(phase)] = answers.late_seconds[static_cast<size_t>(phase)];
+    }
+    members.push_back({{"sessions_placed", answers.sessions_placed}, {"late_seconds", std::move(late)}});
+  }
+  return {{"name", set.name},        {"replica", set.place.replica},   {"replicas", set.place.replicas},
+          {"whole", set.whole.ok()}, {"why_not", set.whole.message()}, {"epochs", set.epochs},
+          {"refills", set.refills},  {"members", std::move(members)}};
+}
+
 Json MemoryJson(const ServerStatus& status) {
   return {
       {"limit_bytes", status.memory_limit},
@@ -183,6 +199,7 @@ ServerStatus ReadStatus(const engine::Engine& engine, const ServiceCounters& cou
   status.pinned_pool = engine.device().RegisteredUsage();
   status.process = engine::ReadProcessMemory();
   status.group = engine.Group();
+  status.replicas = engine.replicas().Read();
   status.throughput = throughput.Read();
   for (const auto& method : counters.rpcs.methods()) {
     if (const int64_t in_flight = method->in_flight; in_flight > 0) {
@@ -225,6 +242,7 @@ std::string StatusJson(const ServerStatus& status) {
                        {"payload_bytes_out", rates.bytes_out}}},
                      {"memory", MemoryJson(status)},
                      {"group", GroupJson(status.group)},
+                     {"replicas", ReplicasJson(status.replicas)},
                      {"heads", std::move(heads)},
                      {"rpcs_in_flight", std::move(calls)},
                      {"recent_errors", std::move(errors)}};

@@ -63,6 +63,7 @@ struct ServerStatus {
   engine::PoolUsage pinned_pool;
   engine::ProcessMemory process;
   engine::GroupReport group;
+  engine::ReplicaReport replicas;
 
   Throughput::Reading throughput;
   std::vector<MethodStatus> calls;  // methods that have calls under way

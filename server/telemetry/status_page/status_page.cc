@@ -1,6 +1,7 @@
 #include "server/telemetry/status_page/status_page.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -94,9 +95,18 @@ std::string StateBadge(const ServerStatus& status) {
   return status.serving ? Badge("serving", "good") : Badge("starting", "warn");
 }
 
+// Nothing where heads are the server's own.
+std::string SetBadge(const engine::ReplicaReport& set) {
+  if (!set.IsSet()) return "";
+  const std::string place = absl::StrCat("replica ", set.place.replica, " of ", set.place.replicas);
+  if (set.whole.ok()) return Badge(place, "good");
+  return Badge(absl::StrCat(place, ": not all are there"), "bad");
+}
+
 std::string Head(const ServerStatus& status) {
   std::string head = absl::StrCat("<header><h1>lossd ", Escape(status.version), "</h1>");
   head += StateBadge(status);
+  head += SetBadge(status.replicas);
   absl::StrAppend(&head, "<span>", Escape(status.device_description), "</span><span class=\"soft\">up ",
                   DurationText(AgeAt(status.now, status.started)), " · incarnation ",
                   Escape(WithoutIds(status.incarnation)), " · ",
@@ -264,6 +274,31 @@ std::string Ranks(const ServerStatus& status) {
                             rows));
 }
 
+std::string Replicas(const engine::ReplicaReport& set) {
+  if (!set.IsSet()) return "";
+  std::string section = absl::StrCat(
+      "<h2>Replicas, set ", Escape(set.name), "</h2>\n<p>",
+      set.whole.ok()
+          ? Badge("all are there", "good")
+          : absl::StrCat(Badge("no window ends", "bad"), " ", Escape(std::string(set.whole.message()))),
+      " <span class=\"soft\">this is ", set.place.replica, " of ", set.place.replicas, " · all have met ",
+      set.epochs, " times · filled by the others ", set.refills, " times</span></p>\n");
+  if (set.replicas.empty()) return section;
+  std::vector<Column> columns = {{"replica"}, {"sessions placed"}};
+  static constexpr std::array kLate = {"late to seal", "late to sum", "late to step"};
+  static_assert(kLate.size() == engine::kReplicaPhases.size());
+  for (const char* late : kLate) columns.push_back({late});
+  std::vector<std::vector<std::string>> rows;
+  for (const engine::ReplicaReport::Answers& answers : set.replicas) {
+    std::vector<std::string> row = {absl::StrCat(rows.size()),
+                                    CountText(static_cast<double>(answers.sessions_placed))};
+    for (const double seconds : answers.late_seconds)
+      row.push_back(absl::StrFormat("%.1f ms", 1e3 * seconds));
+    rows.push_back(std::move(row));
+  }
+  return section + Table(columns, rows);
+}
+
 std::string Sessions(const ServerStatus& status) {
   std::vector<std::vector<std::string>> rows;
   size_t all = 0;
@@ -335,7 +370,8 @@ HttpPage StatusPage(const ServerStatus& status) {
       "<noscript><meta http-equiv=\"refresh\" content=\"5\"></noscript>\n<title>lossd on ",
       Escape(status.device), status.draining ? ", draining" : "", "</title>\n<style nonce=\"", nonce, "\">",
       kStatusStyle, "</style>\n</head>\n<body>\n<main>\n", Head(status), Work(status), Heads(status),
-      Memory(status), Ranks(status), Sessions(status), Calls(status), Errors(status),
+      Memory(status), Ranks(status), Replicas(status.replicas), Sessions(status), Calls(status),
+      Errors(status),
       "<footer class=\"soft\"><a href=\"/metrics\">metrics</a> · <a href=\"/status.json\">status.json</a>",
       "</footer>\n</main>\n<script nonce=\"", nonce, "\">", kStatusScript, "</script>\n</body>\n</html>\n");
   return page;

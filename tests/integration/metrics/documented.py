@@ -11,6 +11,7 @@ class Metric:
     labels: dict[str, set[str]]  # in order; an empty set: the page does not list the values
     of_ranks: bool = False  # each rank of a group has one, with a label `rank` behind the others
     of_groups: bool = False  # it is there in a group alone
+    of_replicas: bool = False  # it is there in a set of replicas alone
 
 
 def _list_after(text: str, words: str) -> set[str]:
@@ -40,7 +41,8 @@ def documented_metrics(path: str) -> dict[str, Metric]:
         for names, kind, labels in re.findall(r"^\| (`[^|]+`) \| (\w+) \| ([^|]*)\|", section, re.MULTILINE):
             for name in re.findall(r"`(\w+)`", names):
                 assert name not in metrics, f"{name} is documented twice"
-                metrics[name] = Metric(kind, every | _labels(labels), of_groups=section.startswith("Ranks\n"))
+                metrics[name] = Metric(kind, every | _labels(labels), of_groups=section.startswith("Ranks\n"),
+                                       of_replicas=section.startswith("Replicas\n"))
     metrics["lossd_rejected_total"].labels["reason"] = _list_after(text, "Reasons of `lossd_rejected_total`")
     purposes = _list_after(text, "Purposes of memory")
     metrics["lossd_memory_reserved_bytes"].labels = {

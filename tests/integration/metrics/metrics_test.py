@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 from lossd.v1 import (gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc, region_pb2,
                       status_pb2, status_pb2_grpc)
-from lossd_server import LossdServer
+from lossd_server import LossdServer, ReplicaSet
 
 from documented import documented_metrics
 from scrape import Scrape
@@ -35,20 +35,34 @@ def methods():
 class WhatThereIs(unittest.TestCase):
     def test_the_document_says_what_a_server_exports(self):
         documented = documented_metrics(DOCUMENT)
-        self.check({name: metric for name, metric in documented.items() if not metric.of_groups})
+        self.check(documented, lambda metric: not metric.of_groups and not metric.of_replicas)
 
     def test_the_document_says_what_a_group_exports(self):
         documented = documented_metrics(DOCUMENT)
         for metric in documented.values():
             if metric.of_ranks:
                 metric.labels["rank"] = {"0", "1"}
-        self.check(documented, "--devices=cpu,cpu")
+        self.check(documented, lambda metric: not metric.of_replicas, "--devices=cpu,cpu")
 
-    def check(self, documented, *flags):
-        listed = {"method": set(methods()), "code": {code.name for code in grpc.StatusCode}, "head": {"a"}}
+    def test_the_document_says_what_replicas_export(self):
+        documented = documented_metrics(DOCUMENT)
+        with ReplicaSet(BINARY, 2) as servers:
+            with grpc.insecure_channel(servers[0].target) as channel:
+                create_head(channel, "a", VOCAB, HIDDEN)
+            self.compare(documented, lambda metric: not metric.of_groups, Scrape(servers[0].metrics_url), replica={"0", "1"})
+            for name in ("lossd_replica_late_seconds", "lossd_replica_sessions_placed_total"):
+                del documented[name]  # what the coordinator knows
+            self.compare(documented, lambda metric: not metric.of_groups, Scrape(servers[1].metrics_url), replica={"1"})
+
+    def check(self, documented, is_there, *flags):
         with LossdServer(BINARY, *flags) as server, grpc.insecure_channel(server.target) as channel:
             create_head(channel, "a", VOCAB, HIDDEN)
-            scrape = Scrape(server.metrics_url)
+            self.compare(documented, is_there, Scrape(server.metrics_url))
+
+    def compare(self, documented, is_there, scrape, replica=()):
+        documented = {name: metric for name, metric in documented.items() if is_there(metric)}
+        listed = {"method": set(methods()), "code": {code.name for code in grpc.StatusCode}, "head": {"a"}, "set": {"s"},
+                  "replica": set(replica)}
         if "lossd_gpu_temperature_celsius" not in scrape.types:  # there is no GPU here
             documented = {name: metric for name, metric in documented.items() if not name.startswith("lossd_gpu_")}
         self.assertEqual({name: metric.type for name, metric in documented.items()}, scrape.types)
@@ -61,6 +75,8 @@ class WhatThereIs(unittest.TestCase):
                 if name == "lossd_head_memory_reserved_bytes":  # of these a head has what it has
                     for labels in found:
                         self.assertTrue(all(value in values[label] for label, value in labels), labels)
+                elif name == "lossd_replica_set_whole":  # of which it is one
+                    self.assertEqual(len(found), 1)
                 elif name != "lossd_build_info":
                     every = {tuple(zip(values, choice)) for choice in itertools.product(*values.values())}
                     self.assertEqual(found, every)

@@ -50,17 +50,24 @@ class LossdServer:
         self._process = None
 
     def __enter__(self):
+        self.begin()
+        self.await_serving()
+        return self
+
+    def begin(self):
+        """The first half of entering it, for several that wait for each other."""
         self._folder = tempfile.TemporaryDirectory()
-        ports = os.path.join(self._folder.name, "ports.json")
+        self._ports = ports = os.path.join(self._folder.name, "ports.json")
         self._log = open(os.path.join(self._folder.name, "log"), "w+", encoding="utf-8")
         self._process = subprocess.Popen(
             [self._binary, "--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", f"--port_file={ports}", *self._flags],
             stdout=self._log, stderr=subprocess.STDOUT)
-        found = await_ports(self._process, ports, self._log.name)
+
+    def await_serving(self):
+        found = await_ports(self._process, self._ports, self._log.name)
         self.target = f"127.0.0.1:{found['grpc']}"
         self.health_target = f"127.0.0.1:{found['health']}"
         self.metrics_url = f"http://127.0.0.1:{found['metrics']}/metrics"
-        return self
 
     def log(self):
         """The lines that are complete: who reads a file that is being written may see the beginning of one."""
@@ -96,3 +103,30 @@ class LossdServer:
             self._process.wait()
         self._log.close()
         self._folder.cleanup()
+
+
+class ReplicaSet:
+    """Servers of a set `s` that hold replicas of the same heads, by number, from __enter__ to __exit__."""
+
+    def __init__(self, binary, replicas, *flags):
+        self._binary, self._replicas, self._flags = binary, replicas, flags
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            token = os.path.join(folder, "token")
+            with open(os.open(token, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as file:
+                file.write("known-to-the-replicas-alone-as-they-meet\n")
+            common = ["--replica_set=s", f"--replicas={self._replicas}", f"--replica_leader=127.0.0.1:{free_port()}",
+                      f"--group_token_file={token}", *self._flags]
+            servers = [LossdServer(self._binary, f"--replica={number}", *common) for number in range(self._replicas)]
+            for server in servers:
+                server.begin()
+                stack.push(server.__exit__)
+            for server in servers:
+                server.await_serving()
+            self._stack = stack.pop_all()
+        return servers
+
+    def __exit__(self, *error):
+        self._stack.__exit__(*error)

@@ -152,6 +152,50 @@ TEST(StatusJson, HasTheRanksOfAGroup) {
   EXPECT_EQ(group["ranks"][1]["stuck"], false);
 }
 
+ServerStatus OfASet() {
+  ServerStatus status = Example();
+  engine::ReplicaReport& set = status.replicas;
+  set.name = "lm";
+  set.place = {.replica = 0, .replicas = 2};
+  set.epochs = 3;
+  set.refills = 1;
+  set.replicas.resize(2);
+  set.replicas[1].sessions_placed = 4;
+  set.replicas[1].late_seconds = {0.0125, 0, 0.002};
+  return status;
+}
+
+TEST(StatusPage, ShowsHowLateEachReplicaAnswers) {
+  EXPECT_THAT(StatusPage(Example()).body, Not(HasSubstr("eplica")));
+  const std::string page = StatusPage(OfASet()).body;
+  for (const char* text : {"replica 0 of 2", "Replicas, set lm", ">all are there<", "met 3 times",
+                           "filled by the others 1 times", "data-name=\"sessions placed\">4<",
+                           "data-name=\"late to seal\">12.5 ms<", "data-name=\"late to step\">2.0 ms<"}) {
+    EXPECT_THAT(page, HasSubstr(text));
+  }
+}
+
+TEST(StatusPage, SaysInRedWhichReplicaIsMissing) {
+  ServerStatus status = OfASet();
+  EXPECT_THAT(StatusPage(status).body, Not(HasSubstr("badge bad\">replica")));
+  status.replicas.whole = absl::UnavailableError("replica <1> of 2 did not join");
+  const std::string page = StatusPage(status).body;
+  EXPECT_THAT(page, HasSubstr("badge bad\">replica 0 of 2: not all are there<"));
+  EXPECT_THAT(page, HasSubstr("badge bad\">no window ends</span> replica &lt;1&gt; of 2 did not join"));
+  EXPECT_THAT(page, HasSubstr("badge good\">serving<")) << "chunks, losses and logits go on";
+}
+
+TEST(StatusJson, HasTheSetOfReplicas) {
+  EXPECT_TRUE(nlohmann::json::parse(StatusJson(Example()))["replicas"].is_null());
+  ServerStatus status = OfASet();
+  status.replicas.whole = absl::UnavailableError("replica 1 of 2 did not join");
+  const auto set = nlohmann::json::parse(StatusJson(status))["replicas"];
+  EXPECT_EQ(set["name"], "lm");
+  EXPECT_EQ(set["whole"], false);
+  EXPECT_EQ(set["why_not"], "replica 1 of 2 did not join");
+  EXPECT_EQ(set["members"][1]["late_seconds"]["seal"], 0.0125);
+}
+
 TEST(StatusPage, SaysThatTheServerDrains) {
   ServerStatus status = Example();
   EXPECT_THAT(StatusPage(status).body, Not(HasSubstr(">draining<")));

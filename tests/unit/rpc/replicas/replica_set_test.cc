@@ -76,6 +76,48 @@ TEST_P(ReplicaSetTest, ThoseThatHaveMetStepTogether) {
   }
 }
 
+TEST_P(ReplicaSetTest, EachPhaseIsTimedAtEachReplica) {
+  SetUnderTest set(GetParam());
+  set.MeetAll();
+  ASSERT_TRUE(set.servers().Step(1, kStep).ok());
+  const auto count = [](const auto& histogram) {
+    uint64_t all = 0;
+    for (size_t i = 0; i <= engine::kDurationBounds.size(); ++i) all += histogram.bucket(i);
+    return all;
+  };
+  const engine::ReplicaReport first = set.servers().at(0).engine().replicas().Read();
+  ASSERT_EQ(first.replicas.size(), static_cast<size_t>(GetParam()));
+  for (size_t phase = 0; phase < engine::kReplicaPhases.size(); ++phase) {
+    for (int32_t replica = 0; replica < GetParam(); ++replica) {
+      const engine::ReplicaReport own = set.servers().at(replica).engine().replicas().Read();
+      EXPECT_EQ(count(own.phases[phase]), 1U) << "phase " << phase << " of replica " << replica;
+      EXPECT_EQ(count(first.replicas[static_cast<size_t>(replica)].late[phase]), 1U) << "by the coordinator";
+    }
+  }
+}
+
+TEST(ReplicaSet, TellsHowOftenAllHaveMetAndWhoWasFilled) {
+  SetUnderTest set(2);
+  set.MeetAll();
+  set.Replace(1);
+  set.AwaitWhole();
+  const engine::ReplicaReport first = set.servers().at(0).engine().replicas().Read();
+  const engine::ReplicaReport second = set.servers().at(1).engine().replicas().Read();
+  EXPECT_EQ(first.epochs, 2U);
+  EXPECT_EQ(second.epochs, 1U) << "it is another process";
+  EXPECT_EQ(first.refills, 0U);
+  EXPECT_EQ(second.refills, 1U);
+  EXPECT_EQ(first.history, second.history);
+  set.Leave(1);
+  const auto missing = [&set] {
+    return std::string(set.servers().at(0).engine().replicas().Read().whole.message());
+  };
+  while (missing().find("did not join") == std::string::npos) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(missing(), "replica 1 of 2 did not join");
+}
+
 TEST_P(CutReplicaSetTest, EveryBatchCountsOnce) {
   constexpr int kFaults = 12;
   std::mt19937 random(7);

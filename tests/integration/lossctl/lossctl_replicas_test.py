@@ -1,0 +1,53 @@
+#!/usr/bin/python3
+"""What lossctl shows of servers that hold replicas of the same heads."""
+import json
+import os
+import subprocess
+import sys
+import time
+import unittest
+
+from lossd_server import ReplicaSet
+
+LOSSD, LOSSCTL = sys.argv[1:3]
+del sys.argv[1:]
+
+KEYS = {"name", "replica", "replicas", "whole", "why_not", "epochs", "refills", "history", "members"}
+
+
+def status(server, *flags):
+    return subprocess.run([LOSSCTL, "status", *flags], env={**os.environ, "LOSSD_SERVER": server.target}, text=True,
+                          stdout=subprocess.PIPE, check=True).stdout
+
+
+def replicas(server):
+    return json.loads(status(server, "--json"))["replicas"]
+
+
+class Replicas(unittest.TestCase):
+    def test_status_tells_the_set_and_who_is_missing(self):
+        with ReplicaSet(LOSSD, 2, "--workspace_bytes=16M") as servers:
+            first, second = (replicas(server) for server in servers)
+            self.assertEqual(set(first), KEYS)
+            self.assertEqual([(of["name"], of["replica"], of["replicas"], of["whole"], of["why_not"], of["epochs"])
+                              for of in (first, second)], [("s", 0, 2, True, "", 1), ("s", 1, 2, True, "", 1)])
+            self.assertEqual(first["history"], second["history"])
+            self.assertNotEqual(first["history"], 0)
+            self.assertEqual(first["members"], [
+                {"replica": replica, "sessions_placed": 0, "late_seconds": {"seal": 0, "sum": 0, "step": 0}}
+                for replica in (0, 1)])
+            self.assertEqual(second["members"], [], "the coordinator alone sees all of them")
+            text = status(servers[0])
+            self.assertRegex(text, r"(?m)^  replica      0 of 2 \(set s\), all are there; met 1 time, filled 0 times$")
+            self.assertRegex(text, r"(?m)^REPLICA +SESSIONS PLACED +LATE TO SEAL +LATE TO SUM +LATE TO STEP$")
+            self.assertRegex(text, r"(?m)^ +1 +0 +0\.0 ms +0\.0 ms +0\.0 ms$")
+            servers[1].stop()
+            while replicas(servers[0])["whole"]:
+                time.sleep(0.05)
+            while "did not join" not in replicas(servers[0])["why_not"]:
+                time.sleep(0.05)
+            self.assertRegex(status(servers[0]), r"(?m)NOT WHOLE: replica 1 of 2 did not join;")
+
+
+if __name__ == "__main__":
+    unittest.main()
