@@ -386,6 +386,42 @@ RANKS = Row(
     ],
 )
 
+REPLICAS = Row(
+    "Replicas",
+    [
+        graph(
+            "Late at the ends of windows, by replica",
+            "Share of time that the first one to answer waits for each; replica 0 tells. A server whose heads are its own has nothing here",
+            [Query(f"sum by (replica) (instance_replica:lossd_replica_late_seconds:rate5m{{{I}}})", "{{replica}}")],
+            "percentunit",
+            width=8,
+        ),
+        graph(
+            "Phases of the end of a window",
+            "Mean time of this replica in each",
+            [
+                Query(
+                    f"rate(lossd_replica_phase_seconds_sum{{{I}}}[{RATE}]) / rate(lossd_replica_phase_seconds_count{{{I}}}[{RATE}])",
+                    "{{phase}}",
+                )
+            ],
+            "s",
+            width=8,
+        ),
+        graph(
+            "The set",
+            "1 while all are there; how often they met within an hour, and how often this one was filled by the others",
+            [
+                Query(f"lossd_replica_set_whole{{{I}}}", "whole"),
+                Query(f"increase(lossd_replica_epochs_total{{{I}}}[1h])", "met"),
+                Query(f"increase(lossd_replica_refills_total{{{I}}}[1h])", "filled"),
+                Query(f"sum by (replica) (increase(lossd_replica_sessions_placed_total{{{I}}}[1h]))", "sessions at {{replica}}"),
+            ],
+            width=8,
+        ),
+    ],
+)
+
 GPU = Row(
     "GPU",
     [
@@ -460,5 +496,5 @@ DASHBOARD = dashboard(
     "lossd: device",
     "One lossd server: batches, memory, steps, checkpoints, calls and the process.",
     [variable("instance", "Server", "label_values(lossd_build_info, instance)", multi=False)],
-    [NOW, BATCHES, MEMORY, RANKS, GPU, STEPS, CALLS, PROCESS],
+    [NOW, BATCHES, MEMORY, RANKS, REPLICAS, GPU, STEPS, CALLS, PROCESS],
 )
