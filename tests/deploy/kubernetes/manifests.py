@@ -17,7 +17,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 KUBERNETES = REPOSITORY / "deploy/kubernetes"
 # Those whose pods are one server together.
 GROUPS = ("group/lws", "group/stateful-set")
-OVERLAYS = ("cpu", "gpu", "multi-head", *GROUPS)
+# Those whose servers hold replicas of the same heads: groups of pods, and pods.
+REPLICAS = ("replicas/lws", "replicas/stateful-set")
+OVERLAYS = ("cpu", "gpu", "multi-head", *GROUPS, *REPLICAS)
 # What a kustomization of one's own may name: custom resources that some clusters have, dashboards, a class of pods.
 COMPONENTS = ("cert-manager", "dashboards", "guaranteed", "pod-monitor", "prometheus-rule")
 # What rendering may take from PATH: nothing but this kubectl.
@@ -81,6 +83,17 @@ def is_group(workload: Object) -> bool:
     return pod_labels(workload).get("app.kubernetes.io/component") == "group"
 
 
+def is_replica(workload: Object) -> bool:
+    """Whether its servers hold replicas of the same heads."""
+    return pod_labels(workload).get("lossd-replica") == "true"
+
+
+def serves(workload: Object, labels: dict[str, str]) -> bool:
+    """Whether the pod with these labels is there for trainers: of a group its leader is, of others every one."""
+    index = "leaderworkerset.sigs.k8s.io/worker-index"
+    return not is_group(workload) or labels.get(index, labels["apps.kubernetes.io/pod-index"]) == "0"
+
+
 def pod_template(workload: Object) -> Object:
     if workload["kind"] == "LeaderWorkerSet":
         return workload["spec"]["leaderWorkerTemplate"]["workerTemplate"]
@@ -99,9 +112,11 @@ def pod_labels(workload: Object) -> dict[str, str]:
 def pods(workload: Object) -> list[tuple[str, dict[str, str]]]:
     """Name and labels of its pods, with the labels that Kubernetes or the controller of LeaderWorkerSets gives them."""
     name, labels = workload["metadata"]["name"], pod_labels(workload)
+    pod_name = "statefulset.kubernetes.io/pod-name"
     index, worker = "apps.kubernetes.io/pod-index", "leaderworkerset.sigs.k8s.io/worker-index"
     if workload["kind"] == "StatefulSet":
-        return [(f"{name}-{i}", {**labels, index: str(i)}) for i in range(workload["spec"]["replicas"])]
+        made = [(f"{name}-{i}", {index: str(i)}) for i in range(workload["spec"]["replicas"])]
+        return [(pod, {**labels, **own, pod_name: pod}) for pod, own in made]
     made = []
     for group in range(workload["spec"]["replicas"]):
         of_group = {
@@ -114,7 +129,7 @@ def pods(workload: Object) -> list[tuple[str, dict[str, str]]]:
             (f"{name}-{group}-{i}", {**of_group, index: str(i), worker: str(i)})
             for i in range(1, workload["spec"]["leaderWorkerTemplate"]["size"])
         ]
-    return made
+    return [(pod, {**of_pod, pod_name: pod}) for pod, of_pod in made]
 
 
 def pod_spec(workload: Object) -> Object:
@@ -134,7 +149,8 @@ def arguments_in(workload: Object, labels: dict[str, str]) -> list[str]:
         if "fieldRef" in entry.get("valueFrom", {}):
             path = entry["valueFrom"]["fieldRef"]["fieldPath"]
             label = re.fullmatch(r"metadata\.labels\['(.*)'\]", path)
-            value = labels[label[1]] if label else {"metadata.namespace": "lossd"}[path]
+            own = {"metadata.namespace": "lossd", "metadata.name": labels["statefulset.kubernetes.io/pod-name"]}
+            value = labels[label[1]] if label else own[path]
         environment[entry["name"]] = value
     return [
         re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], argument)

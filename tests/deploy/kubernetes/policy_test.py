@@ -28,6 +28,7 @@ from manifests import (
     container,
     installed,
     is_group,
+    is_replica,
     matches,
     of_kind,
     overlay,
@@ -40,6 +41,7 @@ from manifests import (
     render_mine,
     seconds,
     server_config,
+    serves,
     workloads,
 )
 from network import Pod, may_connect
@@ -62,9 +64,9 @@ def patches_of_the_documentation(word: str) -> list[Object]:
 class Policy(unittest.TestCase):
     where = ""
 
-    def each(self) -> Iterator[tuple[tuple[Object, ...], Object]]:
+    def each(self, overlays: tuple[str, ...] = OVERLAYS) -> Iterator[tuple[tuple[Object, ...], Object]]:
         """(objects, what makes the pods) of every overlay and the namespace; what fails until the next names it."""
-        for name in OVERLAYS:
+        for name in overlays:
             for workload in workloads(overlay(name)):
                 self.where = f"{workload['metadata']['name']} of overlay {name}: "
                 yield installed(name), workload
@@ -73,10 +75,8 @@ class Policy(unittest.TestCase):
         return self.where + super()._formatMessage(msg, standardMsg)
 
     def each_group(self) -> Iterator[tuple[tuple[Object, ...], Object]]:
-        found = [(objects, workload) for objects, workload in self.each() if is_group(workload)]
-        self.assertEqual(len(found), len(GROUPS))
-        for objects, workload in found:
-            self.where = f"group by {workload['kind']}: "
+        for objects, workload in self.each(GROUPS):
+            self.assertTrue(is_group(workload))
             yield objects, workload
 
     def port_of(self, workload: Object, name: str) -> int:
@@ -340,8 +340,9 @@ class Policy(unittest.TestCase):
     def test_the_network_lets_in_trainers_and_prometheus_only(self) -> None:
         trainer, marked = {"lossd-client": "true"}, {"lossd-client": "true"}
         for objects, workload in self.each():
-            (_, labels), *others = pods(workload)
-            server = Pod(labels)
+            serving = [labels for _, labels in pods(workload) if serves(workload, labels)]
+            others = [labels for _, labels in pods(workload) if labels not in serving]
+            server = Pod(serving[-1])
             ports = {name: self.port_of(workload, name) for name in ("grpc", "metrics", "health")}
             for client, allowed in (
                 (Pod(trainer), {"grpc"}),
@@ -356,20 +357,20 @@ class Policy(unittest.TestCase):
                 reached = {name for name, port in ports.items() if may_connect(objects, client, server, port)}
                 self.assertEqual(reached, allowed, client)
                 if is_group(workload):
-                    for _, other in others:
+                    for other in others:
                         for port in (*ports.values(), self.port_of(workload, "control"), 40000):
                             self.assertFalse(may_connect(objects, client, Pod(other), port), "the leader alone serves")
                     self.assertFalse(may_connect(objects, client, server, self.port_of(workload, "control")))
 
-    def test_the_network_lets_out_what_a_group_needs_only(self) -> None:
+    def test_the_network_lets_out_what_those_that_meet_need_only(self) -> None:
         resolver, outside = Pod({"k8s-app": "kube-dns"}, "kube-system"), Pod({}, "training")
         for objects, workload in self.each():
             for _, labels in pods(workload):
-                pod = Pod(labels)
+                pod, resolves = Pod(labels), is_group(workload) or is_replica(workload)
                 for protocol in ("UDP", "TCP"):
-                    self.assertEqual(may_connect(objects, pod, resolver, 53, protocol), is_group(workload))
+                    self.assertEqual(may_connect(objects, pod, resolver, 53, protocol), resolves)
                 self.assertFalse(may_connect(objects, pod, resolver, 443))
-                for port in (53, 443, 40000, 50051, 50053):
+                for port in (53, 443, 40000, 50051, 50053, 50054):
                     self.assertFalse(may_connect(objects, pod, outside, port))
 
     # A group over hosts
@@ -548,13 +549,13 @@ class Policy(unittest.TestCase):
             self.assert_servers_are_kept(workload, dropped, "sourceLabels")
 
     def assert_servers_are_kept(self, workload: Object, dropped: list[Object], source: str) -> None:
-        """Every pod, or of a group the leader alone; whatever else StatefulSets have."""
+        """Every pod, or of a group the leader alone, whatever else StatefulSets have."""
         for name, labels in pods(workload):
             meta = {"__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", key): value for key, value in labels.items()}
             gone = any(
                 re.fullmatch(rule["regex"], ";".join(meta.get(label, "") for label in rule[source])) for rule in dropped
             )
-            self.assertEqual(gone, is_group(workload) and name != pods(workload)[0][0], name)
+            self.assertEqual(gone, not serves(workload, labels), name)
 
     def test_the_second_server_of_a_stateful_set_is_scraped_too(self) -> None:
         (monitor,) = of_kind(render(KUBERNETES / "components/pod-monitor"), "PodMonitor")

@@ -71,7 +71,7 @@ class Schemas(unittest.TestCase):
 
     def test_overlays_need_nothing_that_a_cluster_may_not_have(self) -> None:
         for name in OVERLAYS:
-            needed = ["LeaderWorkerSet lossd"] if name == "group/lws" else []
+            needed = ["LeaderWorkerSet lossd"] if name.endswith("/lws") else []
             self.assertEqual([name_of(manifest) for manifest in installed(name) if is_custom(manifest)], needed, name)
 
     def test_the_overlay_of_the_documentation(self) -> None:

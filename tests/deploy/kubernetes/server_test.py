@@ -207,6 +207,26 @@ class PodOfAGroup(Pod):
         return [*arguments_in(self.workload, labels), *here]
 
 
+class PodOfASet(Pod):
+    """A replica, on a CPU here, and all of them on one host, whose name tells no place."""
+
+    def __init__(self, name: str, index: int, leader_port: int) -> None:
+        self.index, self.leader_port = index, leader_port
+        super().__init__(name, heads=[{"name": "lm_head", "vocab_size": 64, "hidden_size": 16}])
+
+    def _moved(self, config: dict) -> dict:
+        return super()._moved({**config, "device": "cpu", "staging_bytes": 1 << 28})
+
+    def environment(self) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": "1"}
+
+    def arguments(self) -> list[str]:
+        """A flag that is given twice has the last value."""
+        _, labels = pods(self.workload)[self.index]
+        here = ["--collective_interface=lo", f"--replica={self.index}"]
+        return [*arguments_in(self.workload, labels), *here, f"--replica_leader=localhost:{self.leader_port}"]
+
+
 class PodOfTheCpuOverlay(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
@@ -277,6 +297,36 @@ class DeletedPod(unittest.TestCase):
         self.assertEqual(pod.probe("readinessProbe"), 0)
 
 
+def start_all(test: unittest.TestCase, kind: type, name: str) -> list:
+    """Every pod of an overlay."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for index in range(len(pods(workloads(overlay(name))[0]))):
+        started.append(kind(name, index, port))
+        test.addCleanup(started[-1].close)
+    for pod in started:
+        pod.await_start()
+    return started
+
+
+class ReplicasOfPods(unittest.TestCase):
+    def test_pods_meet_and_all_have_the_head(self) -> None:
+        first, second = start_all(self, PodOfASet, "replicas/stateful-set")
+        for pod in (first, second):
+            told = json.loads(pod.lossctl("status", "--json", token=TOKENS["admin"]).stdout)
+            self.assertEqual(
+                (told["replicas"]["name"], told["replicas"]["whole"]), ("lossd-replicas", True), told["replicas"]
+            )
+            self.assertEqual([head["name"] for head in told["heads"]], ["lm_head"])
+            self.assertEqual(pod.probe("readinessProbe"), 0)
+        self.assertEqual(second.delete(), 0, second.log())
+        while json.loads(first.lossctl("status", "--json", token=TOKENS["admin"]).stdout)["replicas"]["whole"]:
+            pass
+        self.assertEqual(first.probe("readinessProbe"), 0, "losses and chunks go on")
+
+
 class GroupsOfPods(unittest.TestCase):
     def test_pods_find_each_other_are_ready_together_and_end_together(self) -> None:
         for name in GROUPS:
@@ -298,16 +348,7 @@ class GroupsOfPods(unittest.TestCase):
                     self.assertEqual(pod.process.wait(timeout=60), 0, pod.log())
 
     def started(self, name: str) -> list[PodOfAGroup]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        group = []
-        for index in range(len(pods(workloads(overlay(name))[0]))):
-            group.append(PodOfAGroup(name, index, port))
-            self.addCleanup(group[-1].close)
-        for pod in group:
-            pod.await_start()
-        return group
+        return start_all(self, PodOfAGroup, name)
 
 
 class Configurations(unittest.TestCase):
