@@ -270,7 +270,7 @@ TEST(ReplicaSet, ItLeavesWhileItWaitsForOthers) {
   SetUnderTest set(3);
   set.Meet(0);
   set.Meet(1);  // which has joined, and waits for all to have said hello
-  while (set.proxy().faults() == 0 && set.set(0).Whole().message() != "rank 2 of 3 did not join") {
+  while (set.proxy().faults() == 0 && set.set(0).Whole().message() != "replica 2 of 3 did not join") {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   set.Leave(1);
