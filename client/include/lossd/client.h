@@ -184,8 +184,8 @@ struct ReplicaSetStatus {
   struct Replica {
     int32_t replica = 0;
     uint64_t sessions_placed = 0;  // that were opened there
-    // By phase of the end of a window ("seal", "sum", "step"), in their order: how long after the first one
-    // it answered, in seconds; a mean in which the last windows weigh most.
+    // By phase of the end of a window ("seal", "sum", "step", "flush"), in their order: how long after the
+    // first one it answered, in seconds; a mean in which the last windows weigh most.
     std::vector<std::pair<std::string, double>> late_seconds;
   };
   std::vector<Replica> members;

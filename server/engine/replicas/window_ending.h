@@ -53,10 +53,10 @@ struct EndingReplicas {
   ReplicaWatch* watch = nullptr;
 };
 
-// Ends the window of `head`, the coordinator's, and of its replicas: seal, sum, and by what `end` says
-// step, hold the flush, or open again after a look, each when all have done the one before; or with a fate
-// commits or aborts the flush that holds it. Who waits at `head` is answered when all have done the last
-// one; with UNAVAILABLE if a replica is lost before, and then the next epoch decides what becomes of it
+// Ends the window of `head`, the coordinator's, and of its replicas: seal, sum, and by what `end` says step,
+// hold the flush, or open again after a look, each when all have done the one before; or with a fate commits
+// or aborts the flush that holds it. Who waits at `head` is answered when all have done the last one; with
+// UNAVAILABLE if a replica is lost before, and then the next epoch decides what becomes of it
 // (SettleReplicas).
 void EndWindow(std::shared_ptr<Head> head, WindowEnd end, EndingReplicas replicas);
 // The same where all replicas have the sums.

@@ -285,7 +285,7 @@ std::string Replicas(const engine::ReplicaReport& set) {
       set.epochs, " times · filled by the others ", set.refills, " times</span></p>\n");
   if (set.replicas.empty()) return section;
   std::vector<Column> columns = {{"replica"}, {"sessions placed"}};
-  static constexpr std::array kLate = {"late to seal", "late to sum", "late to step"};
+  static constexpr std::array kLate = {"late to seal", "late to sum", "late to step", "late to flush"};
   static_assert(kLate.size() == engine::kReplicaPhases.size());
   for (const char* late : kLate) columns.push_back({late});
   std::vector<std::vector<std::string>> rows;

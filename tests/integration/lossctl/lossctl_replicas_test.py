@@ -34,13 +34,13 @@ class Replicas(unittest.TestCase):
             self.assertEqual(first["history"], second["history"])
             self.assertNotEqual(first["history"], 0)
             self.assertEqual(first["members"], [
-                {"replica": replica, "sessions_placed": 0, "late_seconds": {"seal": 0, "sum": 0, "step": 0}}
+                {"replica": replica, "sessions_placed": 0, "late_seconds": {"seal": 0, "sum": 0, "step": 0, "flush": 0}}
                 for replica in (0, 1)])
             self.assertEqual(second["members"], [], "the coordinator alone sees all of them")
             text = status(servers[0])
             self.assertRegex(text, r"(?m)^  replica      0 of 2 \(set s\), all are there; met 1 time, filled 0 times$")
-            self.assertRegex(text, r"(?m)^REPLICA +SESSIONS PLACED +LATE TO SEAL +LATE TO SUM +LATE TO STEP$")
-            self.assertRegex(text, r"(?m)^ +1 +0 +0\.0 ms +0\.0 ms +0\.0 ms$")
+            self.assertRegex(text, r"(?m)^REPLICA +SESSIONS PLACED +LATE TO SEAL +LATE TO SUM +LATE TO STEP +LATE TO FLUSH$")
+            self.assertRegex(text, r"(?m)^ +1 +0 +0\.0 ms +0\.0 ms +0\.0 ms +0\.0 ms$")
             servers[1].stop()
             while replicas(servers[0])["whole"]:
                 time.sleep(0.05)

@@ -161,7 +161,7 @@ ServerStatus OfASet() {
   set.refills = 1;
   set.replicas.resize(2);
   set.replicas[1].sessions_placed = 4;
-  set.replicas[1].late_seconds = {0.0125, 0, 0.002};
+  set.replicas[1].late_seconds = {0.0125, 0, 0.002, 0};
   return status;
 }
 
