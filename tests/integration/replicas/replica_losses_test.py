@@ -1,0 +1,112 @@
+#!/usr/bin/python3
+"""Servers that hold replicas of the same heads, of which one is killed: the others' windows, the weights and the optimizer stay,
+and its own sessions are told what they have lost.
+
+usage: replica_losses_test.py LOSSD [--devices=NAMES]
+
+Nothing here is late: what has to happen is waited for as long as CTest allows.
+"""
+from __future__ import annotations
+
+import random
+import threading
+import time
+import unittest
+
+import numpy as np
+
+from replica_client import Code, Trainer, again
+from replica_servers import until
+from replica_test_case import ADAMW, HIDDEN, RATE, TOKENS, VOCAB, TestCase, apply_step, batch_of, code_of, parse, weights
+
+
+class Losses(TestCase):
+    """Replicas are lost in the middle of training."""
+
+    STEPS = 40
+
+    def kills(self, number: int, replicas: int = 2, keys: str = "ab") -> None:
+        servers = self.start(replicas, "--replica_timeout=2s")
+        rng = random.Random(number)
+        kills, threads = [], list[threading.Thread]()
+
+        def kill(wait: float) -> None:
+            time.sleep(wait)
+            servers[number].kill()
+            servers[number].begin()
+
+        def kill_in_some_steps(step: int, _: Trainer) -> None:
+            for thread in threads:
+                thread.join()
+            threads.clear()
+            if step % 6 == 3:
+                kills.append(step)
+                threads.append(threading.Thread(target=kill, args=(rng.random() * 0.02,)))
+                threads[0].start()
+
+        reached = self.reach(servers)
+        losses, final, sessions = self.trained(reached, self.STEPS, keys, kill_in_some_steps)
+        expected_losses, expected_final = self.trained_by_one(self.STEPS, keys)
+        self.assertEqual(len(kills), 7)
+        self.assert_close(losses, expected_losses, "losses")
+        self.assert_close(final, expected_final, "weights")
+        np.testing.assert_array_equal(reached[0].read("h", HIDDEN), reached[-1].read("h", HIDDEN))
+        survivors = [session for session in sessions if not session.lost]
+        self.assertLess(len(survivors), len(sessions), "no session was lost: that was no test of it")
+        self.assertTrue(survivors, "a session was lost that no killed server had")
+
+    def test_one_that_is_killed_costs_its_own_window_alone(self) -> None:
+        self.kills(1)
+
+    def test_so_does_the_coordinator(self) -> None:
+        self.kills(0)
+
+    def test_so_does_one_of_three(self) -> None:
+        self.kills(2, 3, "abc")
+
+    def test_without_one_there_are_losses_and_logits_and_no_window_ends(self) -> None:
+        servers = self.start(2, "--replica_timeout=2s")
+        reached = self.reach(servers)
+        reached[0].create("h", VOCAB, HIDDEN, optimizer=ADAMW)
+        reached[0].write("h", weights())
+        sessions = self.open(reached)
+        for client, session in enumerate(sessions):
+            session.compute(batch_of(0, client))
+        for lost in (1, 0):
+            generation = again(reached[0].get, "h").generation
+            told = servers[1 - lost].log().count("not all replicas are there")
+            servers[lost].kill()
+            left = reached[1 - lost]
+            # Before it knows, a step would seal the window, which then opens with the next meeting.
+            until(lambda: servers[1 - lost].log().count("not all replicas are there") > told)
+            (here,) = [session for session in sessions if session.replica == 1 - lost]
+            here.compute(batch_of(1, here.replica))
+            code, details = code_of(apply_step, left, generation, sessions)
+            self.assertEqual(code, Code.UNAVAILABLE, details)
+            self.assertRegex(details, f"not all replicas .* (replica|rank) {lost}" if lost else "not all replicas")
+            here.compute(batch_of(2, here.replica))
+            hidden, _ = batch_of(0, 0)
+            self.assertEqual(len(left.logits("h", hidden)), TOKENS)
+            servers.start()
+            Trainer(reached, "h", sessions).step(left, RATE)
+            for client, session in enumerate(sessions):
+                session.compute(batch_of(3, client))
+        np.testing.assert_array_equal(again(reached[0].read, "h", HIDDEN), again(reached[1].read, "h", HIDDEN))
+
+    def test_heads_come_back_to_one_that_was_killed_also_those_that_it_never_saw(self) -> None:
+        servers = self.start(2, "--replica_timeout=2s")
+        reached = self.reach(servers)
+        reached[0].create("h", VOCAB, HIDDEN, optimizer=ADAMW)
+        reached[1].write("h", weights())
+        for number in (0, 1):
+            servers[number].kill()
+            servers[number].begin()
+            servers[number].await_serving()
+            for server in reached:
+                self.assertEqual(again(server.names), ["h"])
+                np.testing.assert_array_equal(again(server.read, "h", HIDDEN), weights())
+
+
+if __name__ == "__main__":
+    TestCase.options = parse()
+    unittest.main()

@@ -1,0 +1,132 @@
+"""Servers that hold replicas of the same heads, as tests and the soak start them: each keeps its addresses from one start to the
+next, so that clients find again who was killed."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lossd_server import await_ports, free_port, free_ports
+
+
+def until(condition: Callable[[], object]) -> None:
+    """For as long as the test's own limit allows."""
+    while not condition():
+        time.sleep(0.01)
+
+
+def write_token(file: Path, text: str = "known-to-the-replicas-of-a-set-alone") -> Path:
+    file.write_text(f"{text}\n", encoding="ascii")
+    file.chmod(0o600)
+    return file
+
+
+class ReplicaServer:
+    """One of a set. `flags` are its own, and those that all have."""
+
+    def __init__(self, binary: str, folder: Path, number: int, flags: list[str], *, devices: str, address: str = "127.0.0.1",
+                 command: Callable[..., list[str]] | None = None) -> None:
+        self.number, self.folder, self._binary, self._flags = number, folder, binary, flags
+        self._command = command or (lambda *arguments: list(arguments))
+        self.target = f"{address}:{free_ports(devices.count(',') + 1)}"  # each rank takes one
+        self.metrics_target = f"{address}:{free_port()}"
+        self._devices, self.log_path, self._ports = devices, folder / f"log{number}", folder / f"ports{number}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def flags(self) -> list[str]:
+        return [f"--listen={self.target}", f"--metrics_listen={self.metrics_target}", f"--devices={self._devices}",
+                f"--replica={self.number}", f"--port_file={self._ports}", *self._flags]
+
+    def begin(self, *flags: str) -> None:
+        """Starts it. It serves once all of them have met."""
+        self._ports.unlink(missing_ok=True)
+        with open(self.log_path, "ab") as log:
+            self._process = subprocess.Popen(self._command(self._binary, *self.flags(), *flags), stdout=log, stderr=log,
+                                             env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def await_serving(self) -> None:
+        assert self._process is not None
+        await_ports(self._process, self._ports, self.log_path)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit status."""
+        assert self._process is not None
+        return self._process.wait()
+
+    def kill(self) -> None:
+        if self.running():
+            self.signal(signal.SIGKILL)
+            self.wait()
+
+    def log(self) -> str:
+        """The lines that are complete."""
+        text = self.log_path.read_text(encoding="utf-8", errors="replace")
+        return text[:text.rfind("\n") + 1]
+
+
+class ReplicaServers:
+    """A set; `servers[i]` is replica i. From __enter__ to __exit__, or from start() to kill()."""
+
+    def __init__(self, binary: str, folder: Path, replicas: int, *flags: str, devices: str = "cpu") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        token = write_token(folder / "token")
+        common = ["--replica_set=t", f"--replicas={replicas}", f"--replica_leader=127.0.0.1:{free_port()}",
+                  f"--group_token_file={token}", *flags]
+        self._servers = [ReplicaServer(binary, folder, number, common, devices=devices) for number in range(replicas)]
+
+    def __getitem__(self, number: int) -> ReplicaServer:
+        return self._servers[number]
+
+    def __len__(self) -> int:
+        return len(self._servers)
+
+    @property
+    def targets(self) -> list[str]:
+        return [server.target for server in self._servers]
+
+    def start(self) -> None:
+        """Those that do not run. Returns once all serve."""
+        for server in self._servers:
+            if not server.running():
+                server.begin()
+        for server in self._servers:
+            server.await_serving()
+
+    def kill(self) -> None:
+        for server in self._servers:
+            server.kill()
+
+    def stop(self) -> list[int]:
+        """SIGTERM to all; their exit statuses."""
+        for server in self._servers:
+            server.signal(signal.SIGTERM)
+        return [server.wait() for server in self._servers]
+
+    def log(self) -> str:
+        return "\n".join(f"replica {server.number}:\n{server.log()[-6000:]}" for server in self._servers)
+
+    def __enter__(self) -> ReplicaServers:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
