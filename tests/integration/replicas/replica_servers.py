@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from lossd_server import await_ports, free_port, free_ports
 
@@ -80,17 +81,26 @@ class ReplicaServer:
 
 
 class ReplicaServers:
-    """A set; `servers[i]` is replica i. From __enter__ to __exit__, or from start() to kill()."""
+    """A set; `servers[i]` is replica i. From __enter__ to __exit__, or from start() to kill(). `hosts` (tests/hosts): each is on one
+    of its own."""
 
-    def __init__(self, binary: str, folder: Path, replicas: int, *flags: str, devices: str = "cpu") -> None:
+    def __init__(self, binary: str, folder: Path, replicas: int, *flags: str, devices: str = "cpu", hosts: Any = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         token = write_token(folder / "token")
-        common = ["--replica_set=t", f"--replicas={replicas}", f"--replica_leader=127.0.0.1:{free_port()}",
-                  f"--group_token_file={token}", *flags]
-        self._servers = [ReplicaServer(binary, folder, number, common, devices=devices) for number in range(replicas)]
+        leader = hosts[0].name if hosts else f"127.0.0.1:{free_port()}"
+        network = ["--collective_network=trusted", "--collective_interface=eth0", "--insecure"] if hosts else []
+        common = ["--replica_set=t", f"--replicas={replicas}", f"--replica_leader={leader}", f"--group_token_file={token}", *network,
+                  *flags]
+        self._servers = []
+        for number in range(replicas):
+            place = {"address": hosts[number].address, "command": hosts[number].command} if hosts else {}
+            self._servers.append(ReplicaServer(binary, folder, number, common, devices=devices, **place))
 
     def __getitem__(self, number: int) -> ReplicaServer:
         return self._servers[number]
+
+    def __iter__(self) -> Iterator[ReplicaServer]:
+        return iter(self._servers)
 
     def __len__(self) -> int:
         return len(self._servers)
