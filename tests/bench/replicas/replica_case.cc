@@ -28,7 +28,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using kernels::DataType;
-using kernels::RowSpan;
 using kernels::collectives::Communicator;
 using kernels::collectives::Rendezvous;
 

@@ -15,7 +15,6 @@ using kernels::OptimizerCoefficients;
 using kernels::RowSpan;
 using kernels::SizeOf;
 using kernels::SliceLayout;
-using kernels::collectives::Communicator;
 using kernels::collectives::SliceExchange;
 using kernels::cuda::DeviceBuffer;
 using kernels::cuda::GradientRows;
