@@ -51,8 +51,7 @@ class NcclLibrary {
   static constexpr int kBytes = 0;       // the data type of a byte
 
   // Fails with kUnavailable, and a message that says what is missing and how it is installed, or what version
-  // was found. Before it opens it, it sets NCCL_NVLS_ENABLE=0 in the environment, and NCCL_SOCKET_IFNAME to
-  // `interface` if that is not empty and the environment has none.
+  // was found. PrepareNccl comes before it.
   static Result Open(const std::string& name, std::shared_ptr<const NcclLibrary>* library);
 
   NcclLibrary(const NcclLibrary&) = delete;

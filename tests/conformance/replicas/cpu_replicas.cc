@@ -16,11 +16,13 @@ absl::StatusOr<std::unique_ptr<Device>> CreateReplica(const DeviceUnderTest& whi
   return which.create(kWorkspaceBytes);
 }
 
-void RunReplicas(const DeviceUnderTest& /*which*/, int32_t replicas, const ReplicaBody& body) {
-  RunOnThreads(replicas, [&](int32_t replica, std::unique_ptr<Communicator>& communicator) {
-    body(replica, {.communicators = {communicator.get(), communicator.get()},
-                   .lose = [&communicator] { communicator->Abort(); }});
-  });
+void RunReplicas(const DeviceUnderTest& /*which*/, const std::vector<Device*>& devices,
+                 const ReplicaBody& body) {
+  RunOnThreads(static_cast<int32_t>(devices.size()),
+               [&](int32_t replica, std::unique_ptr<Communicator>& communicator) {
+                 body(replica, {.communicators = {communicator.get(), communicator.get()},
+                                .lose = [&communicator] { communicator->Abort(); }});
+               });
 }
 
 int64_t RowsOfSeveralPieces() { return 4200; }

@@ -5,12 +5,10 @@
 #include <algorithm>
 #include <barrier>
 #include <chrono>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/collectives/communicator.h"
-#include "kernels/collectives/nccl_communicator.h"
 #include "kernels/collectives/rendezvous.h"
 #include "server/engine/device/cuda/cuda_device.h"
 #include "tests/conformance/replicas/replicas_under_test.h"
@@ -21,9 +19,9 @@ namespace lossd::engine::testing {
 namespace {
 
 using kernels::collectives::Communicator;
-using kernels::collectives::Result;
+using kernels::collectives::Rendezvous;
 using kernels::testing::DeviceRanks;
-using kernels::testing::RunOnThreads;
+using kernels::testing::MeetOnThreads;
 
 constexpr char kOneEach[] = "cudaNccl";
 constexpr int32_t kMostOnOneGpu = 4;
@@ -42,43 +40,15 @@ absl::StatusOr<std::unique_ptr<Device>> Create(int64_t workspace_bytes) {
   return CreateCuda(0, workspace_bytes, kPath);
 }
 
-// Where NCCL's ranks meet: what Gloo connects already.
-class HostRendezvous final : public kernels::collectives::Rendezvous {
- public:
-  explicit HostRendezvous(Communicator& host) : host_(host) {}
-
-  Result AllGather(std::string own, std::chrono::milliseconds /*timeout*/,
-                   std::vector<std::string>* all) override {
-    const auto ranks = static_cast<size_t>(host_.size());
-    const auto bytes = static_cast<int64_t>(own.size());
-    std::vector<int64_t> sizes(ranks);
-    LOSSD_COLLECTIVE_TRY(
-        host_.AllGatherV(&bytes, std::vector<int64_t>(ranks, sizeof(bytes)), sizes.data(), nullptr));
-    int64_t sum = 0;
-    for (const int64_t size : sizes) sum += size;
-    std::string joined(static_cast<size_t>(sum), '\0');
-    LOSSD_COLLECTIVE_TRY(host_.AllGatherV(own.data(), sizes, joined.data(), nullptr));
-    all->clear();
-    size_t place = 0;
-    for (const int64_t size : sizes) {
-      all->push_back(joined.substr(place, static_cast<size_t>(size)));
-      place += static_cast<size_t>(size);
-    }
-    return {};
-  }
-
- private:
-  Communicator& host_;
-};
-
-std::unique_ptr<Communicator> ConnectGpu(int32_t replica, Communicator& host) {
-  HostRendezvous rendezvous(host);
-  std::unique_ptr<Communicator> connected;
-  const Result result = kernels::collectives::ConnectNccl(
-      {.rank = replica, .size = host.size(), .device = replica, .timeout = std::chrono::minutes(2)},
-      rendezvous, &connected);
-  EXPECT_TRUE(result.ok()) << result.message();
-  return connected;
+absl::StatusOr<std::shared_ptr<ReplicaConnection>> Connect(const DeviceUnderTest& which, Device& device,
+                                                           const ReplicaPlace& place, Rendezvous& rendezvous,
+                                                           DeviceRanks& on_one_gpu) {
+  const ReplicaNetwork network{
+      .place = place, .timeout = std::chrono::minutes(2), .connect_timeout = std::chrono::minutes(2)};
+  if (IsOneEach(which)) return device.ConnectReplicas(network, rendezvous);
+  absl::StatusOr<std::unique_ptr<Communicator>> host = ConnectReplicaHosts(network, rendezvous);
+  if (!host.ok()) return host.status();
+  return OwningConnection(*std::move(host), on_one_gpu.Connect(place.replica));
 }
 
 }  // namespace
@@ -109,24 +79,26 @@ absl::StatusOr<std::unique_ptr<Device>> CreateReplica(const DeviceUnderTest& whi
                           : which.create(kWorkspaceBytes);
 }
 
-void RunReplicas(const DeviceUnderTest& which, int32_t replicas, const ReplicaBody& body) {
+void RunReplicas(const DeviceUnderTest& which, const std::vector<Device*>& devices, const ReplicaBody& body) {
+  const auto replicas = static_cast<int32_t>(devices.size());
   DeviceRanks on_one_gpu(replicas);
-  std::vector<std::unique_ptr<Communicator>> devices(static_cast<size_t>(replicas));
+  std::vector<std::shared_ptr<ReplicaConnection>> connections(devices.size());
   std::barrier together(replicas);
-  RunOnThreads(replicas, [&](int32_t replica, std::unique_ptr<Communicator>& host) {
-    std::unique_ptr<Communicator>& device = devices[static_cast<size_t>(replica)];
-    device = IsOneEach(which) ? ConnectGpu(replica, *host) : on_one_gpu.Connect(replica);
+  MeetOnThreads(replicas, [&](int32_t replica, Rendezvous& rendezvous) {
+    const auto place = static_cast<size_t>(replica);
+    auto connected = Connect(which, *devices[place], {replica, replicas}, rendezvous, on_one_gpu);
+    EXPECT_TRUE(connected.ok()) << connected.status();
+    if (connected.ok()) connections[place] = *std::move(connected);
     together.arrive_and_wait();
     // Within a host NCCL does not notice who is lost: a server aborts its calls when it hears of it.
     const auto lose = [&] {
-      host->Abort();
-      for (const std::unique_ptr<Communicator>& one : devices) one->Abort();
+      for (const auto& connection : connections) connection->Abort();
     };
-    const bool all =
-        std::all_of(devices.begin(), devices.end(), [](const auto& one) { return one != nullptr; });
-    if (all) body(replica, {{device.get(), host.get()}, lose});
+    if (std::all_of(connections.begin(), connections.end(), [](const auto& one) { return one != nullptr; })) {
+      body(replica, {connections[place]->communicators(), lose});
+    }
     together.arrive_and_wait();
-    device.reset();
+    connections[place].reset();
   });
 }
 

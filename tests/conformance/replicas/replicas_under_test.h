@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/engine/device/head_backend.h"
@@ -25,8 +26,9 @@ using ReplicaBody = std::function<void(int32_t replica, const ReplicaConnections
 int32_t MostReplicas(const DeviceUnderTest& which);
 // A device of its own for each replica.
 absl::StatusOr<std::unique_ptr<Device>> CreateReplica(const DeviceUnderTest& which, int32_t replica);
-// Runs body on a thread for each replica, newly connected, and returns when all have.
-void RunReplicas(const DeviceUnderTest& which, int32_t replicas, const ReplicaBody& body);
+// Runs body on a thread for each replica, newly connected, and returns when all have. `devices` are those of
+// the replicas.
+void RunReplicas(const DeviceUnderTest& which, const std::vector<Device*>& devices, const ReplicaBody& body);
 
 // Rows of 2048 columns of which a slice goes in several pieces, where there are two replicas.
 int64_t RowsOfSeveralPieces();

@@ -68,7 +68,11 @@ class Replicas {
   One& at(int32_t replica) { return ones_[static_cast<size_t>(replica)]; }
 
   // Runs body at all of them at the same time.
-  void Together(const ReplicaBody& body) { RunReplicas(which_, size(), body); }
+  void Together(const ReplicaBody& body) {
+    std::vector<Device*> devices;
+    for (const One& one : ones_) devices.push_back(one.device.get());
+    RunReplicas(which_, devices, body);
+  }
   void SumAll() {
     Together([this](int32_t replica, const ReplicaConnections& others) {
       const absl::Status summed = at(replica).backend().SumSlices(nullptr, others.communicators);
@@ -443,6 +447,27 @@ TEST_P(Slices, StateIsThatOfTheRowsThatAReplicaSteps) {
       EXPECT_FALSE(one.backend().ReadWeightRows(others.first, 1, DataType::kFloat32, row.data()).ok());
     }
     EXPECT_FALSE(one.backend().ApplyStep(nullptr, ArgumentsOf(kAdamW)).ok());
+  }
+}
+
+// Whose master is elsewhere has weights of it.
+TEST_P(Slices, AMastersRowThatIsWrittenWhereOthersStepItBecomesARowOfTheWeights) {
+  const HeadConfig config = ConfigOf(kAdamW, Masters().back(), HeadBias::kNo);
+  if (!config.master_weights) GTEST_SKIP() << "there is no master";
+  const int32_t size = Most(4);
+  Replicas replicas = Make(size, config);
+  PublishAll(replicas, RandomValues(config, 1));
+  const HeadValues values = RandomValues(config, 2);
+  for (int32_t replica = 0; replica < size; ++replica) {
+    HeadBackend& backend = replicas.at(replica).backend();
+    for (int64_t row = 0; row < kVocab; row += 100) {
+      const int64_t rows = std::min<int64_t>(100, kVocab - row);
+      const float* const from = &values.master[static_cast<size_t>(row * kHidden)];
+      const absl::Status written = backend.WriteState("master_weight", row, rows, from);
+      EXPECT_TRUE(written.ok()) << written;
+    }
+    EXPECT_TRUE(backend.RestoreState().ok());
+    ExpectValues(replicas.at(replica), values);
   }
 }
 

@@ -6,9 +6,11 @@
 #include <omp.h>
 #endif
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -31,15 +33,14 @@ class MeetingPlace {
     rounds_[round][rank] = std::move(own);
     changed_.notify_all();
     const auto is_whole = [&] {
-      for (const std::string& said : rounds_[round]) {
-        if (said.empty()) return false;
-      }
-      return true;
+      return std::all_of(rounds_[round].begin(), rounds_[round].end(),
+                         [](const auto& said) { return said.has_value(); });
     };
     if (!changed_.wait_for(lock, timeout, is_whole)) {
       return {collectives::Code::kTimeout, "a rank did not come"};
     }
-    *all = rounds_[round];
+    all->clear();
+    for (const std::optional<std::string>& said : rounds_[round]) all->push_back(*said);
     return {};
   }
 
@@ -47,7 +48,7 @@ class MeetingPlace {
   const size_t ranks_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::vector<std::string>> rounds_;
+  std::vector<std::vector<std::optional<std::string>>> rounds_;
 };
 
 class ThreadRendezvous final : public collectives::Rendezvous {
