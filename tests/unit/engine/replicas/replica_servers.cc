@@ -180,11 +180,12 @@ HeadConfig ReplicaServers::FlushedHead() {
 }
 
 ReplicaServers::ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together,
-                               FindPart find_part)
+                               FindPart find_part, AddOptions add_options)
     : replicas_(size.replicas),
       ranks_(size.ranks),
       end_together_(std::move(end_together)),
-      find_part_(std::move(find_part)) {
+      find_part_(std::move(find_part)),
+      add_options_(std::move(add_options)) {
   const bool by_calls = end_together_ == nullptr && replicas_ > 1;
   if (by_calls) {
     end_together_ = [this](std::shared_ptr<Head> head, WindowEnd end) {
@@ -217,6 +218,7 @@ EngineOptions ReplicaServers::OptionsOf(int32_t replica) const {
   options.place = {replica, replicas_};
   options.end_together = end_together_;
   options.find_part = find_part_;
+  if (add_options_ != nullptr) add_options_(&options);
   return options;
 }
 

@@ -70,9 +70,10 @@ class ReplicaServers {
 
   // With one replica it is a server of its own, which works alone. `end_together`: what the coordinator does
   // when its head is to end a window; by default it ends it with the others of this process, by calls.
-  // `find_part`: likewise, how it reaches one of them.
+  // `find_part`: likewise, how it reaches one of them. `add_options`: to those of each engine; may be null.
+  using AddOptions = std::function<void(EngineOptions*)>;
   ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together = nullptr,
-                 FindPart find_part = nullptr);
+                 FindPart find_part = nullptr, AddOptions add_options = nullptr);
   ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together = nullptr,
                  FindPart find_part = nullptr)
       : ReplicaServers(SetSize{replicas}, config, std::move(end_together), std::move(find_part)) {}
@@ -134,6 +135,7 @@ class ReplicaServers {
   const int32_t ranks_;
   EndTogether end_together_;
   FindPart find_part_;
+  const AddOptions add_options_;
 
   std::shared_ptr<CoordinatedEpoch> epoch_ = std::make_shared<CoordinatedEpoch>();
   std::vector<std::unique_ptr<ReplicaServer>> servers_;

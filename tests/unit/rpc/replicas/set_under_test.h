@@ -43,7 +43,8 @@ class SetUnderTest {
             },
             [this](const engine::Head& head, int32_t replica) {
               return sets_.at(0)->FindPart(head, replica);
-            }),
+            },
+            [this](engine::EngineOptions* options) { PublishAndCreateTogether(options); }),
         proxy_(
             "127.0.0.1:" + std::to_string(port_), std::move(plan),
             {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}) {
@@ -97,6 +98,21 @@ class SetUnderTest {
   }
 
  private:
+  // But for what each server has before they meet.
+  void PublishAndCreateTogether(engine::EngineOptions* options) {
+    if (!options->place.coordinates()) return;
+    options->publish_together = [this](std::shared_ptr<engine::Head> head,
+                                       std::shared_ptr<engine::StagedWrite> write) {
+      if (started_) return sets_.at(0)->PublishTogether(std::move(head), std::move(write));
+      head->PublishPrepared([](const absl::StatusOr<uint64_t>&) {});
+    };
+    options->create_together = [this](const HeadConfig& config) {
+      return started_ ? sets_.at(0)->CreateTogether(config) : absl::OkStatus();
+    };
+    options->delete_together = [this](const std::string& name, engine::Engine::DiscardGradient discard) {
+      return sets_.at(0)->DeleteTogether(name, discard);
+    };
+  }
   static int FreePort() {
     const FaultProxy taken("127.0.0.1:1");
     return taken.port();

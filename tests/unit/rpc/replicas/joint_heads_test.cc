@@ -1,0 +1,205 @@
+// Heads are created and deleted, and weights published, at all replicas or at none, whatever happens
+// meanwhile.
+#include "server/rpc/replicas/joint_heads.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "server/engine/common/random_id.h"
+#include "tests/unit/rpc/replicas/set_under_test.h"
+
+namespace lossd::rpc::replica_set_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Discard = engine::Engine::DiscardGradient;
+
+std::vector<float> RowsOf(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(ReplicaServers::kVocab * ReplicaServers::kHidden);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+// All rows at the coordinator; the write's id.
+absl::StatusOr<std::string> Stage(engine::Head& head, const std::vector<float>& rows) {
+  absl::StatusOr<std::string> id =
+      head.BeginWrite(engine::RandomId(), engine::Head::Replace::kYes, engine::RandomId());
+  if (!id.ok()) return id;
+  const auto write = head.FindWrite(*id);
+  if (!write.ok()) return write.status();
+  const absl::string_view bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(float));
+  absl::Status written = (*write)->Write(0, ReplicaServers::kVocab, kernels::DataType::kFloat32, bytes, {});
+  if (!written.ok()) return written;
+  return id;
+}
+
+absl::StatusOr<uint64_t> Commit(engine::Head& head, const std::string& id) {
+  auto answer = std::make_shared<std::promise<absl::StatusOr<uint64_t>>>();
+  std::future<absl::StatusOr<uint64_t>> asked = answer->get_future();
+  head.CommitWrite(id, [answer = std::move(answer)](absl::StatusOr<uint64_t> version) {
+    answer->set_value(std::move(version));
+  });
+  return ReplicaServers::Answer(std::move(asked));
+}
+
+// As a client writes, until it has an answer; a coordinator in the place of another knows no write of its.
+uint64_t WriteUntilPublished(SetUnderTest& set, const std::vector<float>& rows) {
+  absl::StatusOr<std::string> id = absl::NotFoundError("");
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
+    const absl::StatusOr<std::shared_ptr<engine::Head>> head = set.servers().at(0).engine().FindHead("h");
+    if (!head.ok()) continue;
+    if (!id.ok()) id = Stage(**head, rows);
+    if (!id.ok()) continue;
+    const absl::StatusOr<uint64_t> version = Commit(**head, *id);
+    if (version.ok()) return *version;
+    if (!absl::IsUnavailable(version.status())) id = version.status();
+  }
+}
+
+class JointHeadsTest : public ::testing::TestWithParam<SetSize> {};
+
+TEST_P(JointHeadsTest, WeightsAreThoseOfAllReplicas) {
+  SetUnderTest set(GetParam());
+  set.MeetAll();
+  const std::vector<float> rows = RowsOf(7);
+  const uint64_t version = WriteUntilPublished(set, rows);
+  for (int32_t replica = 0; replica < GetParam().replicas; ++replica) {
+    EXPECT_EQ(set.servers().at(replica).Weights(), rows) << "at replica " << replica;
+    EXPECT_EQ(set.servers().at(replica).head()->weight_version(), version);
+  }
+}
+
+TEST_P(JointHeadsTest, ACommitThatIsRepeatedAnswersTheSame) {
+  SetUnderTest set(GetParam());
+  set.MeetAll();
+  engine::Head& head = *set.servers().at(0).head();
+  const std::string id = *Stage(head, RowsOf(7));
+  const absl::StatusOr<uint64_t> version = Commit(head, id);
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(Commit(head, id), version);
+  set.Replace(0);
+  set.AwaitWhole();
+  EXPECT_EQ(Commit(*set.servers().at(0).head(), id), version) << "also by who was filled";
+}
+
+TEST_P(JointHeadsTest, AWriteThatIsNotWholeIsPublishedNowhere) {
+  SetUnderTest set(GetParam());
+  set.MeetAll();
+  engine::Head& head = *set.servers().at(0).head();
+  const std::vector<float> before = set.servers().at(0).Weights();
+  const std::string id = *head.BeginWrite("k", engine::Head::Replace::kYes, engine::RandomId());
+  EXPECT_EQ(Commit(head, id).status().code(), absl::StatusCode::kFailedPrecondition);
+  for (int32_t replica = 0; replica < GetParam().replicas; ++replica) {
+    EXPECT_EQ(set.servers().at(replica).Weights(), before);
+  }
+}
+
+TEST_P(JointHeadsTest, AHeadIsAtAllOrAtNone) {
+  const int32_t replicas = GetParam().replicas;
+  SetUnderTest set(GetParam());
+  set.MeetAll();
+  engine::Engine& coordinator = set.servers().at(0).engine();
+  HeadConfig config = ReplicaServers::AdamWHead();
+  config.name = "other";
+  ASSERT_TRUE(coordinator.CreateHead(config).ok());
+  ASSERT_TRUE(coordinator.CreateHead(config).ok()) << "again";
+  for (int32_t replica = 0; replica < replicas; ++replica) {
+    EXPECT_TRUE(set.servers().at(replica).engine().FindHead("other").ok()) << "at replica " << replica;
+  }
+  ASSERT_TRUE(coordinator.DeleteHead("other", Discard::kNo).ok());
+  for (int32_t replica = 0; replica < replicas; ++replica) {
+    EXPECT_FALSE(set.servers().at(replica).engine().FindHead("other").ok()) << "at replica " << replica;
+  }
+  // One that the last replica refuses.
+  HeadConfig another = config;
+  another.hidden_size *= 2;
+  ASSERT_TRUE(set.servers().at(replicas - 1).engine().CreateHead(another).ok());
+  const absl::Status refused = coordinator.CreateHead(config).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("replica " + std::to_string(replicas - 1)));
+  for (int32_t replica = 0; replica + 1 < replicas; ++replica) {
+    EXPECT_FALSE(set.servers().at(replica).engine().FindHead("other").ok()) << "at replica " << replica;
+  }
+}
+
+TEST_P(JointHeadsTest, AHeadWhoseGradientSomeReplicaHasIsNotDeletedUnasked) {
+  const int32_t last = GetParam().replicas - 1;
+  SetUnderTest set(GetParam());
+  set.MeetAll();
+  set.servers().at(last).Compute(7, 3);
+  engine::Engine& coordinator = set.servers().at(0).engine();
+  EXPECT_EQ(coordinator.DeleteHead("h", Discard::kNo).code(), absl::StatusCode::kFailedPrecondition);
+  for (int32_t replica = 0; replica <= last; ++replica) {
+    EXPECT_TRUE(set.servers().at(replica).engine().FindHead("h").ok());
+  }
+  EXPECT_TRUE(coordinator.DeleteHead("h", Discard::kYes).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicas, JointHeadsTest, ::testing::Values(SetSize{2}, SetSize{3}, SetSize{2, 2}));
+
+TEST(JointHeads, NothingIsSaidToSomeOfThemAlone) {
+  SetUnderTest set(2);
+  set.Meet(0);
+  engine::Engine& coordinator = set.servers().at(0).engine();
+  HeadConfig config = ReplicaServers::AdamWHead();
+  config.name = "other";
+  EXPECT_EQ(coordinator.CreateHead(config).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(coordinator.FindHead("other").ok());
+  EXPECT_EQ(coordinator.DeleteHead("h", Discard::kYes).code(), absl::StatusCode::kUnavailable);
+  engine::Head& head = *set.servers().at(0).head();
+  const std::string id = *Stage(head, RowsOf(7));
+  EXPECT_EQ(Commit(head, id).status().code(), absl::StatusCode::kUnavailable);
+  set.Meet(1);
+  set.AwaitWhole();
+  EXPECT_TRUE(Commit(head, id).ok()) << "its rows have stayed";
+}
+
+class FaultyWritesTest : public ::testing::TestWithParam<Kills> {};
+
+TEST_P(FaultyWritesTest, WhoIsAnsweredFindsTheWeightsEverywhere) {
+  SetUnderTest set(GetParam().size, ReplicaServers::AdamWHead(), PlanOf(GetParam()));
+  const int32_t replicas = GetParam().size.replicas;
+  for (int32_t replica = 0; replica < replicas; ++replica) set.Meet(replica);
+  set.AwaitWhole();
+  std::mt19937 random(GetParam().seed);
+  uint64_t last = set.servers().at(0).head()->weight_version();
+  for (uint64_t write = 1; write <= 8; ++write) {
+    const std::vector<float> rows = RowsOf(write);
+    std::thread kills;
+    // The coordinator's own engine is what the writer calls: it stays, and loses the others.
+    if (!GetParam().cut) {
+      kills = std::thread(
+          [&, victim = 1 + static_cast<int32_t>(random() % (replicas - 1)), wait = random() % 8000] {
+            std::this_thread::sleep_for(std::chrono::microseconds(wait));
+            set.Replace(victim);
+          });
+    }
+    const uint64_t version = WriteUntilPublished(set, rows);
+    if (kills.joinable()) kills.join();
+    set.AwaitWhole();
+    EXPECT_GT(version, last);
+    last = version;
+    for (int32_t replica = 0; replica < replicas; ++replica) {
+      EXPECT_EQ(set.servers().at(replica).Weights(), rows) << "write " << write << " at replica " << replica;
+      EXPECT_EQ(set.servers().at(replica).head()->weight_version(), version) << "at replica " << replica;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicas, FaultyWritesTest,
+                         ::testing::Values(Kills{{2}, 1}, Kills{{3}, 2}, Kills{{2}, 3, true},
+                                           Kills{{3}, 4, true}));
+
+}  // namespace
+}  // namespace lossd::rpc::replica_set_test
