@@ -29,6 +29,16 @@ SessionTable::Settings SettingsOf(const HeadConfig& config, const HeadEnvironmen
           .fixed_segments = environment.device->HasFixedSegments(config)};
 }
 
+std::vector<std::vector<kernels::RowSpan>> SlicesOf(const HeadConfig& config, const ReplicaPlace& place,
+                                                    const HeadBackend& backend) {
+  const kernels::SliceLayout layout(config.vocab_size, place.replicas);
+  std::vector<std::vector<kernels::RowSpan>> slices;
+  for (int32_t slice = 0; slice < place.replicas; ++slice) {
+    slices.push_back(backend.SliceRows(layout, slice));
+  }
+  return slices;
+}
+
 }  // namespace
 
 Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadBackend> backend,
@@ -39,6 +49,7 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
       reservation_(std::move(reservation)),
       backend_(std::move(backend)),
       backend_address_(backend_.get()),
+      slices_(SlicesOf(config_, environment_.place, *backend_)),
       gradients_(config_, backend_address_, environment_.device, std::move(environment.second_gradient)),
       batches_({.config = &config_,
                 .backend = backend_address_,

@@ -558,7 +558,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // The device thread's. The backend is null once released: everything posted before that finds it there, and
   // everything after is turned away by lifecycle_.
   std::unique_ptr<HeadBackend> backend_;
-  HeadBackend* const backend_address_;  // for comparisons
+  HeadBackend* const backend_address_;                       // for comparisons
+  const std::vector<std::vector<kernels::RowSpan>> slices_;  // the rows of each (HeadBackend::SliceRows)
   GradientSet gradients_;
   BatchRunner batches_;
   TeacherLease teaching_;

@@ -34,6 +34,7 @@ void Head::ReadJointSum(const RowSpan& rows, float scale, ReadFrom read_from, Su
                         std::function<void(absl::Status)> done) {
   const int64_t columns = config_.hidden_size;
   JointRead read{.layout = kernels::SliceLayout(config_.vocab_size, environment_.place.replicas),
+                 .slices = slices_,
                  .own = environment_.place.replica,
                  .rows = {.tensor = "", .rows = rows},
                  .row_bytes = (columns + (config_.bias ? 1 : 0)) * int64_t{sizeof(float)},

@@ -12,6 +12,7 @@
 namespace lossd::engine {
 namespace {
 
+using kernels::RowSpan;
 using kernels::SliceLayout;
 using kernels::collectives::Communicator;
 
@@ -82,7 +83,7 @@ absl::Status Head::RefillNow(const Refill& refill, const ReplicaCommunicators& r
   for (int32_t slice = 0; slice < layout.replicas(); ++slice) {
     const Delivery delivery = DeliveryOf(layout, slice, refill.empty);
     if (delivery.to.empty()) continue;
-    for (const kernels::RowSpan& rows : backend_->SliceRows(layout, slice)) {
+    for (const RowSpan& rows : slices_[static_cast<size_t>(slice)]) {
       for (const std::string& tensor : tensors) {
         const absl::StatusOr<int64_t> row_bytes = PartRowBytes(tensor);
         if (!row_bytes.ok()) return row_bytes.status();

@@ -1,6 +1,7 @@
 #include "server/engine/head/parts/joint_rows.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -21,9 +22,8 @@ class Reading : public std::enable_shared_from_this<Reading> {
   void Go() {
     const int64_t end = read_.rows.rows.end();
     if (first_ >= end) return done_(absl::OkStatus());
-    int32_t slice = 0;
-    while (read_.layout.Slice(slice).end() <= first_) ++slice;
-    const int64_t most = std::min(RowsOfPiece(read_.row_bytes), read_.layout.Slice(slice).end() - first_);
+    const auto [slice, rows] = SliceOf(first_);
+    const int64_t most = std::min(RowsOfPiece(read_.row_bytes), rows.end() - first_);
     const RowSpan piece{first_, std::min(most, end - first_)};
     first_ = piece.end();
     const int32_t holder = read_.layout.Steps(read_.own, slice) ? read_.own : slice;
@@ -36,6 +36,16 @@ class Reading : public std::enable_shared_from_this<Reading> {
   }
 
  private:
+  // The slice that has this row, and its rows that follow each other there.
+  std::pair<int32_t, RowSpan> SliceOf(int64_t row) const {
+    for (size_t slice = 0; slice < read_.slices.size(); ++slice) {
+      for (const RowSpan& rows : read_.slices[slice]) {
+        if (row >= rows.first && row < rows.end()) return {static_cast<int32_t>(slice), rows};
+      }
+    }
+    return {0, {row, std::numeric_limits<int64_t>::max() - row}};  // none of the head: who is asked says so
+  }
+
   const JointRead read_;
   const std::function<void(const RowSpan&, std::string)> take_;
   const std::function<void(absl::Status)> done_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,7 +16,8 @@ namespace lossd::engine {
 
 struct JointRead {
   kernels::SliceLayout layout;
-  int32_t own = 0;  // the replica that reads, which is asked first
+  std::vector<std::vector<kernels::RowSpan>> slices;  // the rows of each (HeadBackend::SliceRows)
+  int32_t own = 0;                                    // the replica that reads, which is asked first
   PartRows rows;
   int64_t row_bytes = 0;
   // Asks a replica that has these rows: ReplicaPart::ReadRows, or Head::ReadPartRows.

@@ -27,6 +27,7 @@ struct Flushed {
   bool optimizer = false;
   bool bias = false;
   bool double_buffer = false;
+  int32_t ranks = 1;  // of each replica
 
   HeadConfig config() const {
     HeadConfig config = optimizer ? ReplicaServers::AdamWHead() : ReplicaServers::FlushedHead();
@@ -37,7 +38,8 @@ struct Flushed {
 };
 void PrintTo(const Flushed& flushed, std::ostream* out) {
   *out << flushed.replicas << " replicas" << (flushed.optimizer ? ", AdamW" : "")
-       << (flushed.bias ? ", a bias" : "") << (flushed.double_buffer ? ", a second gradient" : "");
+       << (flushed.bias ? ", a bias" : "") << (flushed.double_buffer ? ", a second gradient" : "") << ", "
+       << flushed.ranks << " ranks each";
 }
 
 class JointFlushTest : public ::testing::TestWithParam<Flushed> {
@@ -58,7 +60,7 @@ class JointFlushTest : public ::testing::TestWithParam<Flushed> {
     }
   }
 
-  ReplicaServers servers_{replicas(), GetParam().config()};
+  ReplicaServers servers_{testing::SetSize{replicas(), GetParam().ranks}, GetParam().config()};
   ReplicaServers one_{1, GetParam().config()};
 };
 
@@ -211,7 +213,8 @@ TEST_P(JointFlushTest, CallsThatComeDuringALookWaitForIt) {
 INSTANTIATE_TEST_SUITE_P(Replicas, JointFlushTest,
                          ::testing::Values(Flushed{2}, Flushed{3}, Flushed{4, false, true}, Flushed{2, true},
                                            Flushed{3, true, true}, Flushed{2, false, false, true},
-                                           Flushed{3, true, true, true}));
+                                           Flushed{3, true, true, true}, Flushed{2, false, true, false, 2},
+                                           Flushed{3, true, true, false, 2}));
 
 // While a flush holds the window of a head with a second gradient, the next one begins at each replica.
 class DoubleBufferTest : public ::testing::TestWithParam<int32_t> {
