@@ -68,6 +68,7 @@ Server::Server(engine::Engine* engine, const ServerOptions& options)
   loss_service_.SetLanes(options.lanes);
   if (replicas_ == nullptr) return;
   loss_service_.SetPlacer(&replicas_->sessions());
+  head_service_.SetPlacer(&replicas_->sessions());
   if (replicas_->place().coordinates()) return;
   passed_calls_ =
       std::make_unique<PassedCalls>([replicas = replicas_] { return replicas->Coordinator(); }, &reports_);

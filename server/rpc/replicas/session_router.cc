@@ -12,6 +12,7 @@
 #include "server/engine/chunk/session_marks.h"
 #include "server/engine/common/errors.h"
 #include "server/rpc/calls/methods.h"
+#include "server/rpc/convert/convert.h"
 #include "server/rpc/convert/grpc_status.h"
 #include "server/rpc/replicas/session_places.h"
 
@@ -152,10 +153,32 @@ absl::Status SessionRouter::CloseAt(int32_t replica, const v1::CloseSessionReque
   return others->AskOne(replica, "CloseSession", close).status();
 }
 
+absl::Status SessionRouter::AddOthers(v1::Head* head) {
+  const absl::StatusOr<OtherReplicas> others = set_.others();
+  if (!others.ok()) return others.status();
+  ReplicaCommand describe;
+  describe.mutable_describe()->set_name(head->config().name());
+  const OtherReplicas::Answers answers = others->AskEach("DescribeHead", describe);
+  if (absl::Status told = FirstError(answers); !told.ok()) return told;
+  for (const auto& answer : answers) {
+    v1::Head part;
+    if (!part.ParseFromString(*answer)) return absl::InternalError("an answer cannot be read");
+    if (part.generation() != head->generation()) {
+      return absl::AbortedError(
+          absl::StrCat("a window of head ", head->config().name(), " is ending; ask again"));
+    }
+    head->set_window_tokens(head->window_tokens() + part.window_tokens());
+    head->set_open_sessions(head->open_sessions() + part.open_sessions());
+    head->mutable_sessions()->MergeFrom(part.sessions());
+  }
+  return absl::OkStatus();
+}
+
 // At the replica where it is
 
 bool SessionRouter::Takes(const ReplicaCommand& command) {
-  return command.has_find_session() || command.has_open_session() || command.has_close_session();
+  return command.has_find_session() || command.has_open_session() || command.has_close_session() ||
+         command.has_describe();
 }
 
 absl::StatusOr<std::string> SessionRouter::Do(const ReplicaCommand& command) {
@@ -168,6 +191,13 @@ absl::StatusOr<std::string> SessionRouter::Do(const ReplicaCommand& command) {
     told.set_has_session(load.has_session);
     told.set_lanes(load.lanes);
     return told.SerializeAsString();
+  }
+  if (command.has_describe()) {
+    const auto head = (*here)->engine->FindHead(command.describe().name());
+    if (!head.ok()) return head.status();
+    v1::Head described;
+    ToProto((*head)->Info(), &described);
+    return described.SerializeAsString();
   }
   if (command.has_close_session()) {
     if (absl::Status closed = (*here)->calls.close(command.close_session()); !closed.ok()) return closed;

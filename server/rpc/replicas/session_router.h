@@ -50,6 +50,7 @@ class SessionRouter final : public SessionPlacer {
                    Opened done) override;
   void CloseSession(const grpc::CallbackServerContext& context, const v1::CloseSessionRequest& request,
                     Closed done) override;
+  absl::Status AddOthers(v1::Head* head) override;
   int32_t replica() const override { return place_.replica; }
   uint64_t history() const override { return set_.history(); }
 

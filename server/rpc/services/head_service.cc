@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/wire/row_wire.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/random_id.h"
@@ -18,6 +20,8 @@ namespace lossd::rpc {
 namespace {
 
 constexpr size_t kMaxWriteKey = 256;
+// From the first replica's next window to the last one's.
+constexpr absl::Duration kLongestEndOfWindow = absl::Seconds(1);
 
 // Takes row ranges until the client is done, then answers with their count.
 class WriteWeightsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
@@ -98,7 +102,7 @@ grpc::ServerUnaryReactor* HeadService::CreateHead(grpc::CallbackServerContext* c
     if (status.ok()) {
       const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->CreateHead(*config);
       status = head.status();
-      if (status.ok()) ToProto((*head)->Info(), response);
+      if (status.ok()) status = Describe(**head, response);
     }
     reactor->Finish(ToGrpc(status, engine_->counters()));
   });
@@ -124,21 +128,50 @@ grpc::ServerUnaryReactor* HeadService::DeleteHead(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* HeadService::ListHeads(grpc::CallbackServerContext* context,
                                                  const v1::ListHeadsRequest* /*request*/,
                                                  v1::ListHeadsResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
-    ToProto(head->Info(), response->add_heads());
-  }
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
+  return Asked(context, [this, response] {
+    for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
+      v1::Head* const described = response->add_heads();
+      const absl::Status all = Describe(*head, described);
+      // Whoever looks what there is sees it also while a replica is lost.
+      if (!all.ok()) ToProto(head->Info(), described);
+    }
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* HeadService::GetHead(grpc::CallbackServerContext* context,
                                                const v1::GetHeadRequest* request, v1::Head* response) {
+  return Asked(context, [this, request, response] {
+    const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->name());
+    return head.ok() ? Describe(**head, response) : head.status();
+  });
+}
+
+grpc::ServerUnaryReactor* HeadService::Asked(grpc::CallbackServerContext* context,
+                                             std::function<absl::Status()> work) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->name());
-  if (head.ok()) ToProto((*head)->Info(), response);
-  reactor->Finish(ToGrpc(head.status(), engine_->counters()));
+  auto run = [this, reactor, work = std::move(work)] {
+    reactor->Finish(ToGrpc(work(), engine_->counters()));
+  };
+  if (placer_ == nullptr) {
+    run();
+  } else if (const absl::Status taken = asking_.TryRun(std::move(run)); !taken.ok()) {
+    reactor->Finish(ToGrpc(taken, engine_->counters()));
+  }
   return reactor;
+}
+
+absl::Status HeadService::Describe(const engine::Head& head, v1::Head* response) const {
+  const absl::Time end = absl::Now() + kLongestEndOfWindow;
+  for (;;) {
+    response->Clear();
+    ToProto(head.Info(), response);
+    if (placer_ == nullptr) return absl::OkStatus();
+    absl::Status all = placer_->AddOthers(response);
+    if (!absl::IsAborted(all)) return all;
+    if (absl::Now() > end) return absl::UnavailableError(all.message());
+    absl::SleepFor(absl::Milliseconds(1));
+  }
 }
 
 grpc::ServerUnaryReactor* HeadService::BeginWrite(grpc::CallbackServerContext* context,

@@ -11,6 +11,7 @@
 #include "server/engine/engine.h"
 #include "server/rpc/calls/rate_limit.h"
 #include "server/rpc/calls/worker_pool.h"
+#include "server/rpc/services/session_placer.h"
 #include "server/rpc/services/strict_service.h"
 #include "server/rpc/services/weight_loader.h"
 
@@ -32,6 +33,9 @@ class HeadService final : public StrictService<HeadServiceCalls> {
  public:
   // `weights_dir`: WeightLoader's folder.
   HeadService(engine::Engine* engine, std::string weights_dir);
+
+  // Before the first call, if there are replicas: what heads are told of is theirs, too. It outlives this.
+  void SetPlacer(SessionPlacer* placer) { placer_ = placer; }
 
   grpc::ServerUnaryReactor* CreateHead(grpc::CallbackServerContext* context,
                                        const v1::CreateHeadRequest* request, v1::Head* response) override;
@@ -79,12 +83,19 @@ class HeadService final : public StrictService<HeadServiceCalls> {
   void LogSave(const v1::SaveCheckpointRequest& request,
                const absl::StatusOr<engine::SavedCheckpoint>& saved);
 
+  // The call ends with what `work` says, which waits for other replicas if there are any.
+  grpc::ServerUnaryReactor* Asked(grpc::CallbackServerContext* context, std::function<absl::Status()> work);
+  // As all replicas have it; may wait for the others.
+  absl::Status Describe(const engine::Head& head, v1::Head* response) const;
+
   engine::Engine* const engine_;
+  SessionPlacer* placer_ = nullptr;  // null: there are no replicas
   const WeightLoader loader_;
   RateLimit save_failures_{10, 1};     // lines about them; of disk_'s one thread
   WorkerPool disk_{1};                 // checkpoints are made, and heads deleted, one at a time
   WorkerPool memory_{1};               // heads are created one at a time, which may take seconds
   WorkerPool loads_{kLoadingThreads};  // which read files
+  WorkerPool asking_{1};               // waits for other replicas
 };
 
 }  // namespace lossd::rpc

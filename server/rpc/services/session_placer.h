@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "absl/status/status.h"
+#include "lossd/v1/head.pb.h"
 #include "lossd/v1/loss.pb.h"
 
 namespace lossd::rpc {
@@ -24,6 +26,11 @@ class SessionPlacer {
   using Closed = std::function<void(const grpc::Status&)>;
   virtual void CloseSession(const grpc::CallbackServerContext& context,
                             const v1::CloseSessionRequest& request, Closed done) = 0;
+
+  // Adds to `head`, this server's at the coordinator, what the others have of its window and of sessions. Its
+  // thread waits for them. UNAVAILABLE if not all are there, ABORTED if they are in different windows, since
+  // one is just ending: replicas come to the next one after the other.
+  virtual absl::Status AddOthers(v1::Head* head) = 0;
 
   // Which of them this server is, and the history of their windows (OpenSessionResponse).
   virtual int32_t replica() const = 0;

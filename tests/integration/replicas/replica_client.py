@@ -88,8 +88,11 @@ class Server:
     def get(self, name: str) -> Any:
         return self.heads.GetHead(head_pb2.GetHeadRequest(name=name))
 
+    def list(self) -> Any:
+        return self.heads.ListHeads(head_pb2.ListHeadsRequest()).heads
+
     def names(self) -> list[str]:
-        return sorted(head.config.name for head in self.heads.ListHeads(head_pb2.ListHeadsRequest()).heads)
+        return sorted(head.config.name for head in self.list())
 
     def delete(self, name: str, discard: bool = False) -> None:
         self.heads.DeleteHead(head_pb2.DeleteHeadRequest(name=name, discard_gradient=discard))

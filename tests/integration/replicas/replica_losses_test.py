@@ -84,6 +84,9 @@ class Losses(TestCase):
             code, details = code_of(apply_step, left, generation, sessions)
             self.assertEqual(code, Code.UNAVAILABLE, details)
             self.assertRegex(details, f"not all replicas .* (replica|rank) {lost}" if lost else "not all replicas")
+            self.assertEqual(code_of(left.get, "h")[0], Code.UNAVAILABLE, "it cannot know all marks")
+            if lost == 1:
+                self.assertEqual(left.names(), ["h"])
             here.compute(batch_of(2, here.replica))
             hidden, _ = batch_of(0, 0)
             self.assertEqual(len(left.logits("h", hidden)), TOKENS)

@@ -97,8 +97,12 @@ class Windows(TestCase):
         for generation, asked in enumerate([1, 0, 1], 1):
             for client, session in enumerate(sessions):
                 session.compute(batch_of(generation, client))
+            marks = {session.opened.session_id: generation for session in sessions}
             for number in (0, 1):
-                self.assertEqual(servers[number].get("h").generation, generation)
+                (head,) = servers[number].list()
+                self.assertEqual(head, servers[number].get("h"))
+                self.assertEqual((head.generation, head.window_tokens, head.open_sessions), (generation, 2 * TOKENS, 2))
+                self.assertEqual({named.session_id: named.lanes[0].accepted for named in head.sessions}, marks)
                 for alone in sessions:
                     code, details = code_of(apply_step, servers[number], generation, [alone])
                     self.assertEqual(code, Code.FAILED_PRECONDITION, details)
