@@ -63,10 +63,12 @@ KINDS = {
 
 @dataclass
 class Contribution:
-    """What the server has accepted of each lane of one session, and how many tokens it has placed in the window."""
+    """What the server has accepted of each lane of one session, and what that is of the window: batches, and how many tokens it
+    has placed."""
 
     accepted: list[int]
     place: int = 0
+    batches: list[Batch] = field(default_factory=list)
 
 
 @dataclass
@@ -75,10 +77,21 @@ class State:
 
     weights: np.ndarray
     contributions: list[Contribution] = field(default_factory=list)
-    batches: list[Batch] = field(default_factory=list)  # in the window
     generation: int = 0
     windows: int = 0
     steps_since_write: int = 0
+
+    @property
+    def batches(self) -> list[Batch]:
+        """All that are in the window."""
+        return [batch for contribution in self.contributions for batch in contribution.batches]
+
+    def put_batches(self, batches: list[list[Batch]]) -> list[list[Batch]]:
+        """Each session's in the window, in the place of those that are returned."""
+        before = [contribution.batches for contribution in self.contributions]
+        for contribution, its_batches in zip(self.contributions, batches):
+            contribution.batches = its_batches
+        return before
 
 
 class ServerWentBack(Exception):
@@ -86,16 +99,20 @@ class ServerWentBack(Exception):
 
 
 class FaultTrainer(Client):
+    kinds = KINDS
+
     def __init__(self, connect: Callable[[Kind], lossd.Client], target: str, kind: str, number: int, seed: int, page: FaultPage) -> None:
         self.kind, self.target = kind, target
-        super().__init__(lambda: connect(KINDS[kind]), number)
-        self.work_as, self.page, self.way = KINDS[kind], page, number
+        self.work_as = self.kinds[kind]
+        super().__init__(lambda: connect(self.work_as), number)
+        self.page, self.way = page, number
         self.rng = np.random.default_rng([seed, number])
         self.seen: Counter[str] = Counter()
         self.head_name = f"{kind}-{number}"
         self.tag, self.saved = "", None
         self.incarnation, self.kills_seen = "", 0
         self.client: lossd.Client | None = None
+        self.later: list[list[Batch]] | None = None  # while a flush holds the window: what each session has in the next one
 
     # Calls
 
@@ -117,9 +134,12 @@ class FaultTrainer(Client):
         except (*TRANSIENT, lossd.WindowLostError):
             raise
         except lossd.LossdError as error:
-            if self.incarnation and self.again(self.client.status).incarnation != self.incarnation:
+            if self.may_have_gone_back():
                 raise ServerWentBack from error
             raise
+
+    def may_have_gone_back(self) -> bool:
+        return bool(self.incarnation) and self.again(self.client.status).incarnation != self.incarnation
 
     def again(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """For calls that may be repeated as they are."""
@@ -244,15 +264,21 @@ class FaultTrainer(Client):
             errors = [future.exception() for future in futures]
         for number, (batch, future, error) in enumerate(zip(batches, futures, errors)):
             result = self.once(self.result_of, number, batch, options[number], future, error)
-            losses, dx = oracle.losses_and_dx(batch)
-            check_close("a loss", result.losses, losses)
-            check_exact("dX", result.dx, dx)
-            self.seen["repeated chunks"] += result.repeated_chunks
-            contribution = self.state.contributions[number]
-            contribution.accepted = accepted_of(self.sessions[number])
-            contribution.place = max(contribution.place, places[number] + len(batch.labels))
-            self.state.batches.append(batch)
-            self.tokens += len(batch.labels)
+            self.check_result(oracle, batch, result)
+            self.put_in_window(number, batch, places[number])
+
+    def check_result(self, oracle: Oracle, batch: Batch, result: lossd.BatchResult) -> None:
+        losses, dx = oracle.losses_and_dx(batch)
+        check_close("a loss", result.losses, losses)
+        check_exact("dX", result.dx, dx)
+        self.seen["repeated chunks"] += result.repeated_chunks
+        self.tokens += len(batch.labels)
+
+    def put_in_window(self, number: int, batch: Batch, place: int) -> None:
+        contribution = self.state.contributions[number]
+        contribution.accepted = accepted_of(self.sessions[number])
+        contribution.place = max(contribution.place, place + len(batch.labels))
+        contribution.batches.append(batch)
 
     def batch_options(self, place: int) -> dict[str, Any]:
         where = {"window_token": place} if self.work_as.deterministic else {}
@@ -266,7 +292,7 @@ class FaultTrainer(Client):
         while isinstance(error, TRANSIENT):
             self.gave_up(error)
             self.sessions[number] = session = self.open_session(number)
-            self.require_same_server()
+            self.require_same(number, session)
             self.seen["sessions opened again"] += 1
             session.resume_at([sequence + 1 for sequence in self.state.contributions[number].accepted])
             try:
@@ -276,8 +302,8 @@ class FaultTrainer(Client):
                 error = next_error
         raise error
 
-    def require_same_server(self) -> None:
-        """After a session was opened: that is true of whichever server there is."""
+    def require_same(self, number: int, session: lossd.Session) -> None:
+        """After a session was opened, in the place of that of this number: that is true of whichever server there is."""
         if self.again(self.client.status).incarnation != self.incarnation:
             raise ServerWentBack
 
@@ -285,14 +311,17 @@ class FaultTrainer(Client):
         if not self.state.batches:
             return
         gradient = Oracle(self.state.weights).weight_gradient(self.state.batches)
-        later: list[Batch] = []
         if self.work_as.steps:
             self.step(gradient)
         elif self.head.config.double_buffer and not self.page.stopping:
-            later = self.flush_beside(gradient)
+            self.flush_beside(gradient)
         else:
             self.flush(gradient)
-        self.state.batches = later
+
+    def end_window(self) -> None:
+        """As soon as it is known to have ended."""
+        self.state.put_batches(self.later or [[] for _ in self.state.contributions])
+        self.later = None
         self.state.windows += 1
         self.state.generation += 1
         for contribution in self.state.contributions:
@@ -302,22 +331,31 @@ class FaultTrainer(Client):
     def step(self, gradient: np.ndarray) -> None:
         stepped = self.again(self.head.step, LEARNING_RATE)
         check_equal("window_tokens of a step", stepped.window_tokens, valid_tokens(self.state.batches))
-        self.version = stepped.weight_version
-        self.state.weights = self.state.weights - LEARNING_RATE * gradient
+        self.end_by_step(gradient, stepped.weight_version)
         check_exact("a weight after a step", self.read_weights(), self.state.weights)
-        self.state.steps_since_write += 1
         if self.state.steps_since_write * COLUMNS_OF_A_STEP >= KEYS:
-            self.state.weights = exact_weights(self.rng, VOCAB, HIDDEN)
-            self.state.steps_since_write = 0
-            self.write_weights()
+            self.begin_anew()
+
+    def end_by_step(self, gradient: np.ndarray, version: int) -> None:
+        self.version = version
+        self.state.weights = self.state.weights - LEARNING_RATE * gradient
+        self.state.steps_since_write += 1
+        self.end_window()
+
+    def begin_anew(self) -> None:
+        self.state.weights = exact_weights(self.rng, VOCAB, HIDDEN)
+        self.state.steps_since_write = 0
+        self.write_weights()
 
     def flush(self, gradient: np.ndarray) -> None:
         """In one of the ways there are, until dW has been read and the window has ended."""
         ways = (self.flush_at_once, self.flush_by_rows, self.flush_and_commit)
         flushed, bias = ways[int(self.rng.integers(len(ways)))]()
+        bias_gradient = self.bias_gradient()
+        self.end_window()
         check_exact("dW", flushed, gradient)
         if bias is not None:
-            check_exact("db", bias, self.bias_gradient())
+            check_exact("db", bias, bias_gradient)
 
     def bias_gradient(self) -> np.ndarray:
         counts = np.zeros(VOCAB)
@@ -376,17 +414,19 @@ class FaultTrainer(Client):
             else:
                 raise AssertionError("a flush behind one whose commit had no answer did not say that it is committed now")
 
-    def flush_beside(self, gradient: np.ndarray) -> list[Batch]:
-        """While the window is held, the next one begins; what is in that is returned."""
+    def flush_beside(self, gradient: np.ndarray) -> None:
+        """While the window is held, the next one begins."""
         flushed = np.empty((VOCAB, HIDDEN), np.float32)
         held = self.again(self.head.flush, flushed, commit=False)
         check_exact("dW", flushed, gradient)
         check_equal("window_tokens of a flush", held.window_tokens, valid_tokens(self.state.batches))
-        batches, self.state.batches = self.state.batches, []
-        self.compute()
-        later, self.state.batches = self.state.batches, batches
+        batches = self.state.put_batches([[] for _ in self.sessions])
+        try:
+            self.compute()
+        finally:
+            self.later = self.state.put_batches(batches)
         self.again(self.head.commit_flush, held.flush_id)
-        return later
+        self.end_window()
 
     def flush_and_commit(self) -> tuple[np.ndarray, np.ndarray | None]:
         """With a look at it in between; and sometimes with a second thought."""
@@ -451,8 +491,9 @@ class FaultTrainer(Client):
         self.head = self.again(self.client.head, self.head_name)
         self.sessions = [self.open_session(number) for number in range(len(self.sessions))]
         info = self.again(self.head.info)
-        self.require_same_server()
-        self.state, self.version = deepcopy(self.saved), info.weight_version
+        for number, session in enumerate(self.sessions):
+            self.require_same(number, session)
+        self.state, self.version, self.later = deepcopy(self.saved), info.weight_version, None
         self.seen["went back"] += 1
         check_equal("the generation after a restore", info.generation, self.state.generation)
         check_equal("window_tokens after a restore", info.window_tokens, valid_tokens(self.state.batches))
@@ -465,9 +506,9 @@ def accepted_of(session: lossd.Session) -> list[int]:
     return [lane["accepted"] for lane in json.loads(session.marks())["lanes"]]
 
 
-def main() -> None:
+def main(trainer_of: type[FaultTrainer] = FaultTrainer) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("kind", choices=trainer_of.kinds)
     parser.add_argument("target")
     parser.add_argument("--ca", default="", help="TLS, with certificates of this authority")
     parser.add_argument("--way", type=int, required=True)
@@ -481,7 +522,7 @@ def main() -> None:
         tls = lossd.Tls(ca_certificates=options.ca, server_name="localhost") if options.ca else None
         return lossd.connect(options.target, tls=tls, reconnect_timeout=kind.reconnect_timeout, call_timeout=kind.call_timeout)
 
-    trainer = FaultTrainer(connect, options.target, options.kind, options.way, options.seed, FaultPage(options.page, options.ways))
+    trainer = trainer_of(connect, options.target, options.kind, options.way, options.seed, FaultPage(options.page, options.ways))
     trainer.run()
     if trainer.failure:
         sys.exit(trainer.failure)

@@ -86,25 +86,22 @@ def host_of(way: int, ways: int, server: SoakServer) -> str:
 
 
 class Clients:
-    """A process for each."""
+    """A process for each. `places`: of each the arguments that say what it is and where it finds the server."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path, server: SoakServer, ports: list[int], page: FaultPage,
+    def __init__(self, script: str, places: list[list[str]], options: argparse.Namespace, page_path: Path, page: FaultPage,
                  at_end: contextlib.ExitStack) -> None:
         self.page, self.ready, self.reports = page, set[int](), list[dict[str, object]]()
         self.processes: list[subprocess.Popen[str]] = []
         at_end.callback(self.kill)
-        self.moved = [(0, time.monotonic())] * len(ports)
+        self.moved = [(0, time.monotonic())] * len(places)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*PATHS, str(Path(__file__).parent)]),
                        "LOSSD_LIBRARY": os.environ.get("LOSSD_LIBRARY", str(options.lossd.parent.parent / "lib/liblossd_c.so")),
                        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
-        assert server.certificates is not None
-        for way, port in enumerate(ports):
-            arguments = [sys.executable, str(Path(__file__).with_name("fault_clients.py")), KINDS[way % len(KINDS)],
-                         f"{host_of(way, len(ports), server)}:{port}", f"--way={way}", f"--ways={len(ports)}", f"--page={folder / 'page'}",
-                         f"--seed={options.seed}"]
-            if way < tls_ways(len(ports)):
-                arguments.append(f"--ca={server.certificates.certificate('ca')}")
-            process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for way, place in enumerate(places):
+            process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name(script)), *place, f"--way={way}", f"--ways={len(places)}",
+                 f"--page={page_path}", f"--seed={options.seed}"],
+                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.processes.append(process)
             threading.Thread(target=self._read, args=(process,), daemon=True).start()
 
@@ -152,6 +149,8 @@ class Clients:
 class Faults:
     """`at_end` ends every process that was started, however far it came."""
 
+    script = "fault_clients.py"
+
     def __init__(self, options: argparse.Namespace, folder: Path, at_end: contextlib.ExitStack) -> None:
         self.options = options
         self.random = random.Random(options.seed)
@@ -159,9 +158,8 @@ class Faults:
         at_end.callback(self.server.kill)
         self.server.start()
         self.page = FaultPage(folder / "page", options.clients)
-        self.proxies = Proxies(options.lossd.with_name("lossd-fault-proxy"), self.server, folder / "page", options, options.clients,
-                               at_end)
-        self.clients = Clients(options, folder, self.server, self.proxies.ports, self.page, at_end)
+        self.make_network(folder, at_end)
+        self.clients = Clients(self.script, self.places(), options, folder / "page", self.page, at_end)
         self.ends: Counter[str] = Counter()
         self.killed_while: Counter[str] = Counter()  # ranks, by what some client was waiting for
         self.next_end, self.slowest_drain, self.shown = 0.0, 0.0, 0.0
@@ -171,8 +169,29 @@ class Faults:
         group = ["--group_short_life=0s"] if "," in self.options.devices else []  # so many kills are no crash loop
         return SoakServer(str(self.options.lossd), folder, *FLAGS, *group, devices=self.options.devices)
 
+    def make_network(self, folder: Path, at_end: contextlib.ExitStack) -> None:
+        """Between clients and the server."""
+        self.proxies = Proxies(self.options.lossd.with_name("lossd-fault-proxy"), self.server, folder / "page", self.options,
+                               self.options.clients, at_end)
+
+    def weather(self, what: str) -> None:
+        self.proxies.weather(what)
+
+    def places(self) -> list[list[str]]:
+        """What Clients has to know."""
+        assert self.server.certificates is not None
+        ports, found = self.proxies.ports, list[list[str]]()
+        for way, port in enumerate(ports):
+            found.append([KINDS[way % len(KINDS)], f"{host_of(way, len(ports), self.server)}:{port}"])
+            if way < tls_ways(len(ports)):
+                found[-1].append(f"--ca={self.server.certificates.certificate('ca')}")
+        return found
+
     def count(self) -> int:
         return self.proxies.seen.total() + self.ends.total()
+
+    def goes_on(self) -> bool:
+        return self.count() < self.options.faults
 
     def end_is_due(self) -> bool:
         due = self.count() >= self.next_end
@@ -182,14 +201,14 @@ class Faults:
 
     def run(self) -> dict[str, object]:
         self.await_ready()
-        self.proxies.weather("storm")
-        while self.count() < self.options.faults:
+        self.weather("storm")
+        while self.goes_on():
             self.check()
             self.show()
             if self.clients.any_under_way() and self.end_is_due():
                 self.end_server()
             time.sleep(0.05)
-        self.proxies.weather("calm")
+        self.weather("calm")
         self.page.stop()
         while self.clients.running():
             self.check()
@@ -210,8 +229,14 @@ class Faults:
         self.clients.check()
         if not self.server.running():
             raise AssertionError(f"the server ended by itself:\n{self.server.log()[-4000:]}")
+        self.check_network()
+
+    def check_network(self) -> None:
         if self.proxies.process.poll() is not None:
             raise AssertionError("the proxies have ended")
+
+    def kinds_of_faults(self) -> dict[str, int]:
+        return {**self.proxies.seen, **self.ends}
 
     def end_server(self) -> None:
         """Killed, drained, or killed while it drains; and started again after a moment."""
@@ -290,7 +315,7 @@ class Faults:
         for report in self.clients.reports:
             clients.update({name: value for name, value in report.items() if isinstance(value, int)})
         return {"seed": self.options.seed, "faults": self.count(), "divergences": 0, "seconds": round(seconds, 1),
-                "faults_per_second": round(self.count() / seconds, 1), "kinds": {**self.proxies.seen, **self.ends},
+                "faults_per_second": round(self.count() / seconds, 1), "kinds": self.kinds_of_faults(),
                 "ranks_killed_while": dict(self.killed_while), "slowest_drain_seconds": round(self.slowest_drain, 2), "clients": self.options.clients,
                 "all_clients": dict(sorted(clients.items()))}
 

@@ -14,6 +14,13 @@ from certificates import Authority
 from lossd_server import await_ports, free_port, free_ports
 
 
+def read_metrics(target: str) -> dict[str, float]:
+    """What the server that is scraped at `target` counts, by name and labels."""
+    with urllib.request.urlopen(f"http://{target}/metrics", timeout=30) as response:
+        text = response.read().decode()
+    return {name: float(value) for name, value in re.findall(r"^([^#\s]\S*(?: \S+)*?) (\S+)$", text, re.MULTILINE)}
+
+
 class SoakServer:
     """Started, drained and started again; everything that clients know of it stays."""
 
@@ -118,9 +125,7 @@ class SoakServer:
         return [json.loads(line) for line in complete.splitlines() if line.startswith("{")]
 
     def metrics(self) -> dict[str, float]:
-        with urllib.request.urlopen(f"http://{self.metrics_target}/metrics", timeout=30) as response:
-            text = response.read().decode()
-        return {name: float(value) for name, value in re.findall(r"^([^#\s]\S*(?: \S+)*?) (\S+)$", text, re.MULTILINE)}
+        return read_metrics(self.metrics_target)
 
     def resident_bytes(self) -> int:
         with open(f"/proc/{self.pid}/statm", encoding="ascii") as file:

@@ -30,7 +30,7 @@ class ReplicaServer:
 
     def __init__(self, binary: str, folder: Path, number: int, flags: list[str], *, devices: str, address: str = "127.0.0.1",
                  command: Callable[..., list[str]] | None = None) -> None:
-        self.number, self.folder, self._binary, self._flags = number, folder, binary, flags
+        self.number, self.folder, self.binary, self._flags = number, folder, binary, flags
         self._command = command or (lambda *arguments: list(arguments))
         self.target = f"{address}:{free_ports(devices.count(',') + 1)}"  # each rank takes one
         self.metrics_target = f"{address}:{free_port()}"
@@ -45,7 +45,7 @@ class ReplicaServer:
         """Starts it. It serves once all of them have met."""
         self._ports.unlink(missing_ok=True)
         with open(self.log_path, "ab") as log:
-            self._process = subprocess.Popen(self._command(self._binary, *self.flags(), *flags), stdout=log, stderr=log,
+            self._process = subprocess.Popen(self._command(self.binary, *self.flags(), *flags), stdout=log, stderr=log,
                                              env={**os.environ, "OMP_NUM_THREADS": "1"})
 
     def await_serving(self) -> None:
