@@ -76,31 +76,41 @@ TEST_P(ReplicaSetTest, ThoseThatHaveMetStepTogether) {
   }
 }
 
-TEST_P(ReplicaSetTest, EachPhaseIsTimedAtEachReplica) {
-  SetUnderTest set(GetParam());
-  const int32_t replicas = GetParam().replicas;
-  set.MeetAll();
-  ASSERT_TRUE(set.servers().Step(1, kStep).ok());
-  const absl::StatusOr<engine::FlushInfo> flush = set.servers().Flush(2);
-  ASSERT_TRUE(flush.ok()) << flush.status();
-  ASSERT_TRUE(set.servers().Commit(flush->flush_id).ok());
+// So many of each phase were timed at every replica, and by the coordinator of every replica.
+void ExpectRounds(ReplicaServers& servers, int32_t replicas, const engine::EachPhase<uint64_t>& rounds) {
   const auto count = [](const auto& histogram) {
     uint64_t all = 0;
     for (size_t i = 0; i <= engine::kDurationBounds.size(); ++i) all += histogram.bucket(i);
     return all;
   };
-  // A flush is held, decided upon, and ended.
-  const engine::EachPhase<uint64_t> rounds = {2, 2, 1, 3};
-  const engine::ReplicaReport first = set.servers().at(0).engine().replicas().Read();
+  const engine::ReplicaReport first = servers.at(0).engine().replicas().Read();
   ASSERT_EQ(first.replicas.size(), static_cast<size_t>(replicas));
   for (size_t phase = 0; phase < rounds.size(); ++phase) {
     for (int32_t replica = 0; replica < replicas; ++replica) {
-      const engine::ReplicaReport own = set.servers().at(replica).engine().replicas().Read();
+      const engine::ReplicaReport own = servers.at(replica).engine().replicas().Read();
       EXPECT_EQ(count(own.phases[phase]), rounds[phase]) << "phase " << phase << " of replica " << replica;
       EXPECT_EQ(count(first.replicas[static_cast<size_t>(replica)].late[phase]), rounds[phase])
           << "phase " << phase << " of replica " << replica << ", by the coordinator";
     }
   }
+}
+
+TEST_P(ReplicaSetTest, EachPhaseIsTimedAtEachReplica) {
+  SetUnderTest set(GetParam());
+  const int32_t replicas = GetParam().replicas;
+  set.MeetAll();
+  ASSERT_TRUE(set.servers().Step(1, kStep).ok());
+  ExpectRounds(set.servers(), replicas, {1, 1, 1, 0});
+}
+
+TEST(ReplicaSet, EachRoundOfAFlushIsTimed) {
+  SetUnderTest set(3);
+  set.MeetAll();
+  const absl::StatusOr<engine::FlushInfo> flush = set.servers().Flush(1);
+  ASSERT_TRUE(flush.ok()) << flush.status();
+  ASSERT_TRUE(set.servers().Commit(flush->flush_id).ok());
+  // It is held, decided upon, and ended.
+  ExpectRounds(set.servers(), 3, {1, 1, 0, 3});
 }
 
 TEST(ReplicaSet, TellsHowOftenAllHaveMetAndWhoWasFilled) {
