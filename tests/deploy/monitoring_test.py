@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import html.parser
+import itertools
 import json
 import re
 import subprocess
@@ -27,10 +28,12 @@ import browser
 import grpc
 import yaml
 from certificates import Authority
-from lossd_server import LossdServer
+from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2
+from lossd_server import LossdServer, ReplicaSet
 from PIL import Image
 from prometheus_server import Prometheus, fetch
 from queries import narrow_selectors
+from streaming import create_head, open_session
 from training import Training
 
 LOSSD, REPOSITORY = sys.argv[1], Path(sys.argv[2]).absolute()
@@ -73,6 +76,16 @@ def setUpModule() -> None:  # noqa: N802 (unittest's name)
     trained = time.time()
     time.sleep(TRAIN_FOR)
     wait_for_scrapes(3)
+
+
+def is_of_replicas(query: str) -> bool:
+    """This server is none: Replicas below has some."""
+    return "lossd_replica_" in query
+
+
+def is_elsewhere(selector: str) -> bool:
+    """Those of kube-state-metrics and the blackbox exporter, too."""
+    return selector.startswith(("kube_", "probe_")) or is_of_replicas(selector)
 
 
 def wait_for_scrapes(number: int) -> None:
@@ -166,7 +179,7 @@ class Rules(TestCase):
         for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
             for rule in group["rules"]:
                 for selector in narrow_selectors(rule["expr"]):
-                    if selector.startswith(("kube_", "probe_")):  # of kube-state-metrics and the blackbox exporter, not here
+                    if is_elsewhere(selector):
                         continue
                     with self.subTest(rule=rule.get("alert") or rule["record"], selector=selector):
                         values(selector)
@@ -174,7 +187,7 @@ class Rules(TestCase):
     def test_every_recording_rule_gives_values(self) -> None:
         for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
             for rule in group["rules"]:
-                if "record" in rule:
+                if "record" in rule and not is_of_replicas(rule["record"]):
                     with self.subTest(rule["record"]):
                         values(rule["record"])
 
@@ -208,7 +221,7 @@ class Dashboards(TestCase):
         for path in DASHBOARDS:
             for panel in panels(json.loads(path.read_text(encoding="utf-8"))):
                 for target in panel["targets"]:
-                    if "lossd_gpu_" in target["expr"]:  # there is no GPU here
+                    if "lossd_gpu_" in target["expr"] or is_of_replicas(target["expr"]):  # there is no GPU here
                         continue
                     with self.subTest(dashboard=path.name, panel=panel["title"], query=target["expr"]):
                         values(substituted(target["expr"]))
@@ -219,7 +232,7 @@ class Dashboards(TestCase):
             for panel in panels(json.loads(path.read_text(encoding="utf-8"))):
                 for target in panel["targets"]:
                     for selector in narrow_selectors(substituted(target["expr"])):
-                        if selector.startswith("lossd_gpu_"):  # there is no GPU here
+                        if selector.startswith("lossd_gpu_") or is_of_replicas(selector):  # there is no GPU here
                             continue
                         with self.subTest(dashboard=path.name, panel=panel["title"], selector=selector):
                             values(selector)
@@ -279,6 +292,46 @@ class Consoles(TestCase):
             text = fetch(f"{prometheus.url}/consoles/{path.name}")
             self.assertEqual(re.findall(r"""(?:src|href)=["'](?!lossd-)[^"']*""", text), [])
             self.assertNotRegex(text, r"@import|url\(")
+
+
+class Replicas(TestCase):
+    def test_what_is_asked_of_replicas_gives_values(self) -> None:
+        with contextlib.ExitStack() as stack:
+            servers = stack.enter_context(ReplicaSet(LOSSD, 2, "--workspace_bytes=16777216"))
+            hosts = [one.metrics_url.split("/")[2] for one in servers]
+            asked = stack.enter_context(Prometheus(REPOSITORY / "deploy/prometheus", *hosts))
+            windows = self.windows(stack.enter_context(grpc.insecure_channel(servers[1].target)))
+            queries = [query for query in self.queries(hosts[0]) if is_of_replicas(query)]
+            self.assertGreater(len(queries), 8)
+            for query in queries:
+                for expression in [query, *narrow_selectors(query)]:
+                    with self.subTest(expression):
+                        # Rates are of what goes on.
+                        wait_for(expression, lambda query=expression: (next(windows), asked.values(query))[1], bool)
+            text = fetch(f"{asked.url}/consoles/lossd-server.html?instance={hosts[0]}")
+            self.assertIn(">whole</span><small>set s, replica 0<", text)
+            page = Page(text)
+            self.assertEqual(len([query for query in page.queries if is_of_replicas(query)]), 2, page.queries)
+
+    def windows(self, channel: grpc.Channel) -> Iterator[int]:
+        """Ends one each time."""
+        create_head(channel, "h", 64, 8, optimizer=head_pb2.Optimizer(kind=head_pb2.OPTIMIZER_KIND_SGD))
+        open_session(channel, "h", "client")
+        for generation in itertools.count(1):
+            step = gradient_pb2.ApplyStepRequest(head="h", generation=generation, learning_rate=0.1)
+            gradient_pb2_grpc.GradientServiceStub(channel).ApplyStep(step)
+            yield generation
+
+    def queries(self, host: str) -> Iterator[str]:
+        """Those of recording rules, alerts' series and panels; the latter about the server at `host`."""
+        for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
+            for rule in group["rules"]:
+                yield from [rule["record"]] if "record" in rule else narrow_selectors(rule["expr"])
+        for path in DASHBOARDS:
+            for panel in panels(json.loads(path.read_text(encoding="utf-8"))):
+                for target in panel["targets"]:
+                    query = target["expr"].replace('instance="$instance"', f'instance="{host}"')
+                    yield query.replace("$instance", ".+").replace("$__rate_interval", "1m")
 
 
 class Pictures(TestCase):

@@ -446,13 +446,13 @@ class Policy(unittest.TestCase):
                 self.assertEqual(self.node_of(workload, labels)[2].split(".")[0], made[0][0])
 
     def test_the_patches_of_the_documentation_change_the_size_of_a_group(self) -> None:
-        for name, kind in zip(GROUPS, ("LeaderWorkerSet", "StatefulSet"), strict=True):
+        for name, word in zip(GROUPS, ("{size: 4}", "LOSSD_NODES"), strict=True):
             self.where = f"{name}: "
-            (patches,) = patches_of_the_documentation(f"kind: {kind}\n")
+            (patches,) = patches_of_the_documentation(word)
             (workload,) = workloads(render_mine(name, **patches))
             nodes = [self.node_of(workload, labels)[:2] for _, labels in pods(workload)]
             self.assertEqual(nodes, [(str(i), "4") for i in range(4)])
-            if kind == "LeaderWorkerSet":
+            if workload["kind"] == "LeaderWorkerSet":
                 resources = container(workload)["resources"]
                 self.assertEqual([resources[key]["nvidia.com/gpu"] for key in ("limits", "requests")], ["4", "4"])
 
