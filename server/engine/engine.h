@@ -31,6 +31,7 @@
 #include "server/engine/head/parts/head_state.h"
 #include "server/engine/memory/memory_budget.h"
 #include "server/engine/regions/region_table.h"
+#include "server/engine/replicas/joint_checkpoint.h"
 #include "server/engine/replicas/replica_watch.h"
 #include "server/engine/schedule/batch_scheduler.h"
 #include "server/engine/schedule/row_streams.h"
@@ -78,6 +79,9 @@ struct EngineOptions {
   std::function<absl::Status(const HeadConfig&)> create_together = {};
   std::function<absl::Status(const std::string& name, Head::DiscardGradient)> delete_together = {};
   std::function<absl::StatusOr<std::shared_ptr<ReplicaPart>>(const Head&, int32_t replica)> find_part = {};
+  // At the coordinator: all replicas of a head, for which it waits for so long. UNAVAILABLE, saying who is
+  // missing.
+  std::function<absl::StatusOr<CheckpointReplicas>(const Head&, absl::Duration timeout)> find_replicas = {};
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
 };
@@ -192,6 +196,12 @@ class Engine {
   absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const std::string& head);
   // For good. Of heads that are not there, too.
   absl::StatusOr<DeletedCheckpoint> DeleteCheckpoint(const std::string& head, const std::string& tag);
+  // A replica's: what a restore of all of them has put here counts from now on (Head::InstallRestoredPart).
+  void InstallRestored(Head& head) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same of a window that is dropped (Head::DropWindowPart). It waits.
+  void DropWindow(Head& head, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The replicas have parted (Head::LeaveEpoch), all of whose exchanges are over.
+  void LeaveEpoch();
   // Does not wait for what is being saved.
   CheckpointDisk ReadCheckpointDisk() const;
   // Saves every head, when nothing comes any more: another engine with this incarnation and what this leaves
@@ -253,8 +263,13 @@ class Engine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) ABSL_LOCKS_EXCLUDED(create_mutex_);
   absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
                          Head::RestoreAs as) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
-  void AdoptSessions(const Head& head) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  void AdoptSessions(const Head& head) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Not ok where checkpoints are another server's to keep, or nobody's.
+  absl::Status CheckKeepsCheckpoints() const;
+  absl::StatusOr<HeadCheckpoint> WriteState(Head& head, Head::SaveAs as, StateSink* sink);
+  absl::Status RestoreAll(Head& head, const RestoreNumbers& numbers,
+                          const std::shared_ptr<const CheckpointReader>& reader)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   int64_t StagingOfLocked(const Head* head) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What a session with so many lanes may have under way.
   int64_t CreditOf(int32_t lanes) const;

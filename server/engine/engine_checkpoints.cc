@@ -31,14 +31,27 @@ absl::Status CheckTag(const std::string& tag) {
                    "a digit"));
 }
 
+// For how long one over replicas is tried that lose each other meanwhile, and how soon again.
+constexpr absl::Duration kTimeToRestore = absl::Minutes(1);
+constexpr absl::Duration kPauseToRestore = absl::Milliseconds(50);
 // How often a restore is tried that found less memory than when it was begun.
 constexpr int kTriesToRestore = 8;
 
 }  // namespace
 
+absl::Status Engine::CheckKeepsCheckpoints() const {
+  const ReplicaPlace& place = options_.place;
+  if (place.shared() && !place.coordinates()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "",
+                     absl::StrCat("this server is replica ", place.replica,
+                                  "; checkpoints are kept by replica ", ReplicaPlace::kCoordinator));
+  }
+  return options_.checkpoints == nullptr ? NoFolder() : absl::OkStatus();
+}
+
 absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, const std::string& tag,
                                                        const CheckpointPast& expected) {
-  if (options_.checkpoints == nullptr) return NoFolder();
+  if (absl::Status keeps = CheckKeepsCheckpoints(); !keeps.ok()) return keeps;
   if (absl::Status named = CheckTag(tag); !named.ok()) return named;
   const MutexLock saving(checkpoint_mutex_);  // no restore meanwhile, and the head is not deleted
   const absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head);
@@ -80,7 +93,7 @@ void Engine::DeleteBeyondKept(SavedCheckpoint* saved) {
 }
 
 absl::StatusOr<DeletedCheckpoint> Engine::DeleteCheckpoint(const std::string& head, const std::string& tag) {
-  if (options_.checkpoints == nullptr) return NoFolder();
+  if (absl::Status keeps = CheckKeepsCheckpoints(); !keeps.ok()) return keeps;
   if (absl::Status named = CheckTag(tag); !named.ok()) return named;
   const MutexLock deleting(checkpoint_mutex_);  // none is being saved or restored
   absl::StatusOr<DeletedCheckpoint> deleted = options_.checkpoints->Delete(head, tag);
@@ -118,19 +131,28 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveUncounted(Head& head, const std::str
   CheckpointStore& store = *options_.checkpoints;
   absl::StatusOr<std::unique_ptr<CheckpointWriter>> writer = store.Begin(head.config().name, tag);
   if (!writer.ok()) return writer.status();
-  std::promise<absl::StatusOr<HeadCheckpoint>> written;
-  head.Save(as, writer->get(), [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
-    written.set_value(std::move(checkpoint));
-  });
-  absl::StatusOr<HeadCheckpoint> checkpoint = written.get_future().get();
+  absl::StatusOr<HeadCheckpoint> checkpoint = WriteState(head, as, writer->get());
   if (!checkpoint.ok()) return checkpoint.status();
   const absl::StatusOr<CheckpointInfo> info = store.Commit(**writer, *std::move(checkpoint));
   if (!info.ok()) return info.status();
   return SavedCheckpoint{*info, (*writer)->bytes_written()};
 }
 
+absl::StatusOr<HeadCheckpoint> Engine::WriteState(Head& head, Head::SaveAs as, StateSink* sink) {
+  if (options_.place.shared()) {
+    const absl::StatusOr<CheckpointReplicas> replicas = options_.find_replicas(head, absl::ZeroDuration());
+    if (!replicas.ok()) return replicas.status();
+    return SaveTogether(head.shared_from_this(), *replicas, sink);
+  }
+  std::promise<absl::StatusOr<HeadCheckpoint>> written;
+  head.Save(as, sink, [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
+    written.set_value(std::move(checkpoint));
+  });
+  return written.get_future().get();
+}
+
 absl::StatusOr<CheckpointInfo> Engine::RestoreCheckpoint(const std::string& head, const std::string& tag) {
-  if (options_.checkpoints == nullptr) return NoFolder();
+  if (absl::Status keeps = CheckKeepsCheckpoints(); !keeps.ok()) return keeps;
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (absl::Status named = CheckTag(tag); !tag.empty() && !named.ok()) return named;
   const MutexLock restoring(checkpoint_mutex_);  // the head is not deleted meanwhile
@@ -158,6 +180,8 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
   if (absl::Status verified = reader->Verify(); !verified.ok()) return verified;
   const HeadConfig& config = reader->checkpoint().config;
   const bool was_there = FindHead(config.name).ok();
+  // A drained server goes on alone: of all others each is a process of its own, and is told of a restore.
+  if (options_.place.shared()) as = Head::RestoreAs::kTagged;
   absl::StatusOr<std::shared_ptr<Head>> head = CreateHead(config);
   if (absl::IsAlreadyExists(head.status())) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "head",
@@ -165,7 +189,7 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
   }
   if (!head.ok()) return head.status();
   const absl::Status restored = RestoreTo(**head, reader, as);
-  if (!restored.ok() && !was_there) {
+  if (!restored.ok() && !was_there && !options_.place.shared()) {
     // Not DeleteHead: nobody wants it gone, and the next start is to try again.
     RemoveHead(config.name, DiscardGradient::kYes, [] {}).IgnoreError();
   }
@@ -211,6 +235,7 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
                                                 {head.restores(), head.weight_version()});
   }
   if (!numbers.ok()) return numbers.status();
+  if (options_.place.shared()) return RestoreAll(head, *numbers, reader);
   absl::StatusOr<FileKeys> keys = TryToRestore(head, as, *numbers, reader);
   // Sessions of the head may go, with their memory, between the look at what is missing and the restore.
   for (int again = 1; again < kTriesToRestore && absl::IsUnavailable(keys.status()); ++again) {
@@ -220,6 +245,46 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
   for (const auto& [file, key] : *keys) options_.checkpoints->Remember(*reader, file, key);
   AdoptSessions(head);
   return absl::OkStatus();
+}
+
+// Again and again while replicas are lost meanwhile: what is half restored is of no use to anybody.
+absl::Status Engine::RestoreAll(Head& head, const RestoreNumbers& numbers,
+                                const std::shared_ptr<const CheckpointReader>& reader) {
+  const absl::Time deadline = absl::Now() + kTimeToRestore;
+  absl::Status restored;
+  do {
+    const absl::StatusOr<CheckpointReplicas> replicas = options_.find_replicas(head, deadline - absl::Now());
+    if (!replicas.ok()) return replicas.status();
+    // They may have come to its end when they met again.
+    if (head.restores() == numbers.restores) {
+      restored = absl::OkStatus();
+    } else {
+      restored = RestoreTogether(head.shared_from_this(), *replicas, numbers, reader);
+      if (IsReplicaLost(restored)) absl::SleepFor(kPauseToRestore);
+    }
+  } while (IsReplicaLost(restored) && absl::Now() < deadline);
+  if (!restored.ok()) return restored;
+  for (const auto& [file, key] : head.KeysOf(reader->checkpoint().tensors)) {
+    options_.checkpoints->Remember(*reader, file, key);
+  }
+  AdoptSessions(head);
+  return absl::OkStatus();
+}
+
+void Engine::InstallRestored(Head& head) {
+  head.InstallRestoredPart();
+  AdoptSessions(head);
+}
+
+void Engine::DropWindow(Head& head, const absl::Status& why) {
+  std::promise<void> dropped;
+  head.DropWindowPart(why, [&dropped] { dropped.set_value(); });
+  dropped.get_future().wait();
+  AdoptSessions(head);
+}
+
+void Engine::LeaveEpoch() {
+  for (const std::shared_ptr<Head>& head : Heads()) head->LeaveEpoch();
 }
 
 // Sessions are what the head says. They have credit even if it is more than is set aside: the server had it.
@@ -246,13 +311,13 @@ void Engine::AdoptSessions(const Head& head) {
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> Engine::ListCheckpoints(const std::string& head) {
-  if (options_.checkpoints == nullptr) return NoFolder();
+  if (absl::Status keeps = CheckKeepsCheckpoints(); !keeps.ok()) return keeps;
   const MutexLock listing(checkpoint_mutex_);
   return options_.checkpoints->List(head);
 }
 
 absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
-  if (options_.checkpoints == nullptr) return NoFolder();
+  if (absl::Status keeps = CheckKeepsCheckpoints(); !keeps.ok()) return keeps;
   const MutexLock saving(checkpoint_mutex_);
   DrainedHeads all;
   DrainRecord record{incarnation_, {}};
@@ -276,7 +341,7 @@ absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::optional<DrainRecord>& drain) {
-  if (options_.checkpoints == nullptr) return NoFolder();
+  if (absl::Status keeps = CheckKeepsCheckpoints(); !keeps.ok()) return keeps;
   const MutexLock restoring(checkpoint_mutex_);
   std::vector<std::string> names;
   if (drain.has_value()) {

@@ -205,6 +205,22 @@ absl::StatusOr<Manifest> ManifestOf(const json& content, const std::string& path
   }
 }
 
+absl::StatusOr<std::string> StateToText(const HeadCheckpoint& head) {
+  try {
+    return ToJson(head).dump();
+  } catch (const json::exception& error) {
+    return absl::InternalError(absl::StrCat("a head's state cannot be described: ", error.what()));
+  }
+}
+
+absl::StatusOr<HeadCheckpoint> ParseState(absl::string_view text) {
+  try {
+    return HeadFromJson(json::parse(text));
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("a head's state cannot be read: ", error.what()));
+  }
+}
+
 CheckpointInfo InfoOf(const Manifest& manifest, const std::string& tag) {
   const HeadCheckpoint& head = manifest.head;
   CheckpointInfo info{.head = head.config.name,

@@ -34,6 +34,10 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view text, const std::string
 // The same for content that was unsealed.
 absl::StatusOr<Manifest> ManifestOf(const nlohmann::json& content, const std::string& path);
 
+// The state of a head alone, from one server to another of the same version. INTERNAL if it cannot be.
+absl::StatusOr<std::string> StateToText(const HeadCheckpoint& head);
+absl::StatusOr<HeadCheckpoint> ParseState(absl::string_view text);
+
 CheckpointInfo InfoOf(const Manifest& manifest, const std::string& tag);
 
 }  // namespace lossd::engine

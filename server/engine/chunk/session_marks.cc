@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -35,20 +34,22 @@ std::string SessionIdAt(int32_t replica, const std::string& random_id) {
   return absl::StrCat("r", replica, ".", random_id);
 }
 
-std::optional<int32_t> ReplicaOf(const std::string& session_id) {
+int32_t ReplicaOf(const std::string& session_id, int32_t replicas) {
   absl::string_view number = session_id;
   number = number.substr(0, number.find('.'));
   int32_t replica = 0;
-  if (!absl::ConsumePrefix(&number, "r") || !absl::SimpleAtoi(number, &replica)) return std::nullopt;
-  // One of many ways to write a number.
-  if (!absl::StartsWith(session_id, SessionIdAt(replica, ""))) return std::nullopt;
-  return replica;
+  const bool named = absl::ConsumePrefix(&number, "r") && absl::SimpleAtoi(number, &replica) && replica >= 0;
+  if (named) return replica % replicas;
+  // FNV-1a: the same at all replicas, whatever they run on.
+  uint64_t hash = 14695981039346656037U;
+  for (const char letter : session_id) hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211U;
+  return static_cast<int32_t>(hash % static_cast<uint64_t>(replicas));
 }
 
-std::vector<SessionMarks> MarksAt(int32_t replica, const std::vector<SessionMarks>& marks) {
+std::vector<SessionMarks> MarksAt(const ReplicaPlace& place, const std::vector<SessionMarks>& marks) {
   std::vector<SessionMarks> own;
   for (const SessionMarks& session : marks) {
-    if (ReplicaOf(session.session_id) == replica) own.push_back(session);
+    if (ReplicaOf(session.session_id, place.replicas) == place.replica) own.push_back(session);
   }
   return own;
 }

@@ -3,9 +3,10 @@
 #define LOSSD_SERVER_ENGINE_CHUNK_SESSION_MARKS_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
+
+#include "server/engine/common/replica_place.h"
 
 namespace lossd::engine {
 
@@ -38,11 +39,13 @@ std::vector<SessionMarks> Canonical(std::vector<SessionMarks> marks);
 // Whether two in this form are equal, whatever their past.
 bool Same(const std::vector<SessionMarks>& a, const std::vector<SessionMarks>& b);
 
-// A session of a head over replicas is at one of them, which its id tells.
+// A session of a head over replicas is at one of them, which its id tells. One that comes out of a checkpoint
+// of more replicas, or of a server that was alone, keeps its id, so that marks name it: it is at one of these
+// all the same.
 std::string SessionIdAt(int32_t replica, const std::string& random_id);
-std::optional<int32_t> ReplicaOf(const std::string& session_id);
+int32_t ReplicaOf(const std::string& session_id, int32_t replicas);
 // Those of this replica's sessions.
-std::vector<SessionMarks> MarksAt(int32_t replica, const std::vector<SessionMarks>& marks);
+std::vector<SessionMarks> MarksAt(const ReplicaPlace& place, const std::vector<SessionMarks>& marks);
 
 // The first few of them: a message is no place for thousands.
 std::string ToText(const std::vector<SessionMarks>& marks);

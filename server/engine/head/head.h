@@ -31,6 +31,7 @@
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/replica_communicators.h"
 #include "server/engine/head/parts/batch_runner.h"
+#include "server/engine/head/parts/checkpoint_part.h"
 #include "server/engine/head/parts/gradient_set.h"
 #include "server/engine/head/parts/gradient_window.h"
 #include "server/engine/head/parts/head_info.h"
@@ -305,6 +306,45 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   bool HasSession(const std::string& client_key) const;  // open
   int64_t deterministic_sessions() const;
 
+  // One replica's part in a checkpoint of all of them: SaveTogether (head_save_part.cc) and RestoreTogether
+  // (head_restore_part.cc) of engine/replicas. `done` is called by the device thread, or at once.
+
+  // At the coordinator: calls that end the window wait from here to EndSave, and no weights are published.
+  struct BegunSave {
+    WindowPlace place;
+    StateKeys keys;  // of its own files
+  };
+  // FAILED_PRECONDITION if a flush holds the window, UNAVAILABLE if a call is about to end it.
+  absl::StatusOr<BegunSave> BeginSave();
+  void EndSave();
+  // What this replica is between two of its batches, of which no other starts until SumHeldPart or
+  // ReleaseHeld. Its `gradients` say whether it has one. FAILED_PRECONDITION if it is at another place.
+  void HoldPart(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done);
+  // Adds up the gradients of that moment: SumSlices.
+  void SumHeldPart(std::shared_ptr<const ReplicaCommunicators> replicas,
+                   std::function<void(absl::Status)> done);
+  void ReleaseHeld();
+
+  // From now on no window ends and nothing starts on the device, until InstallRestoredPart or
+  // CancelRestorePart. UNAVAILABLE if a call ends the window.
+  void BeginRestorePart(std::function<void(absl::StatusOr<RestoringPart>)> done);
+  // Why this head cannot be put back to that, all of which is the coordinator's to read.
+  absl::Status CheckRestorable(const HeadCheckpoint& state) const;
+  // Everything is written (WritePartRows). `source`: where this replica's gradient is read from.
+  void FinishRestorePart(const RestoredPart& part, std::shared_ptr<const StateSource> source,
+                         std::shared_ptr<const ReplicaCommunicators> replicas,
+                         std::function<void(absl::Status)> done);
+  // All have finished: the head is what the checkpoint says. Nothing if it has not, or is that already.
+  void InstallRestoredPart();
+  // Nothing was overwritten; nothing happens if something was.
+  void CancelRestorePart();
+  // The window, and the sessions that have added to it, begin anew. `done` as of the other parts.
+  void DropWindowPart(const absl::Status& why, std::function<void()> done);
+  // The replicas have parted: what was asked for until now comes to nothing.
+  void LeaveEpoch();
+  // Keys under which the head would save these tensors now.
+  FileKeys KeysOf(const std::vector<StateTensor>& tensors) const;
+
  private:
   using Lane = AccumulationLedger::Lane;
   enum class Admission { kTake, kRepeat, kWait };
@@ -437,8 +477,6 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckNothingPreparedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Weights that all replicas are stepping are not replaced by one.
   absl::Status CheckMayPublishLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // FAILED_PRECONDITION for marks of sessions that are at no replica.
-  absl::Status CheckReplicasOf(const std::vector<SessionMarks>& marks) const;
   absl::Status CheckSameWeightsLocked(const WindowEnd& end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefillNow(const Refill& refill, const ReplicaCommunicators& replicas);
   // On the device thread: PartRows as bytes, of a row and of those that were checked.
@@ -539,12 +577,29 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CheckRestorableLocked(const HeadCheckpoint& state, int64_t more_memory) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckSameStateLocked(const HeadCheckpoint& state,
+                                    const std::vector<StateTensor>& tensors) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<SessionTable::DeterministicSessions> RestoreSessions(HeadStateReader& reader,
                                                                       std::vector<SessionMemory> memory);
   absl::Status RestoreWindow(RestoreAs as, HeadStateReader& reader);
   void Install(RestoreAs as, const RestoreNumbers& numbers, HeadCheckpoint state,
                SessionTable::DeterministicSessions sessions) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndInPieces(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Their parts over replicas (head_save_part.cc, head_restore_part.cc).
+  WindowPlace PlaceLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckEpochLocked(uint64_t epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // HeadEnvironment::end_together, now or at EndSave.
+  void EndTogether(WindowEnd end) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<HeadCheckpoint> HoldNow(uint64_t epoch, const WindowPlace& place)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status SumHeldNow(const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<RestoringPart> BeginRestorePartNow(uint64_t epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Only a restore that comes to its end mends what is done from here on.
+  absl::Status BeginOverwriting() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status FinishRestoreNow(const RestoredPart& part, const StateSource& source,
+                                const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const HeadConfig config_;
   const HeadEnvironment environment_;
@@ -571,6 +626,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   GradientWindow window_ ABSL_GUARDED_BY(mutex_);
   JointStep joint_step_ ABSL_GUARDED_BY(mutex_);         // as far as it is known in this phase
   bool slices_stepped_ ABSL_GUARDED_BY(mutex_) = false;  // in the phase kStepping, but for the others'
+  JointCheckpoint joint_ ABSL_GUARDED_BY(mutex_);
   WeightStore weights_ ABSL_GUARDED_BY(mutex_);
   bool publishing_prepared_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::function<void()>> published_waiters_ ABSL_GUARDED_BY(mutex_);

@@ -14,22 +14,15 @@ absl::Status Refused(absl::StatusCode code, absl::string_view message) {
   return MakeError(code, RejectReason::kCheckpoint, "head", message);
 }
 
+absl::Status NotRestorable(const HeadConfig& head, absl::string_view why) {
+  return Refused(absl::StatusCode::kFailedPrecondition,
+                 absl::StrCat("the checkpoint cannot be restored to head ", head.name, ": ", why));
+}
+
 // Nobody is left who could end the flush that held a tagged checkpoint's window: it is whole again, as after
 // an abort.
 bool Reopens(Head::RestoreAs as, const HeadCheckpoint& state) {
   return as == Head::RestoreAs::kTagged && state.window.state == WindowState::kSealed;
-}
-
-// What a restored head goes on from.
-Ancestor AncestorOf(const HeadCheckpoint& state) {
-  Ancestor ancestor{{state.incarnation, state.restores}, state.window.generation, {}};
-  for (const SessionCheckpoint& session : state.sessions) {
-    SessionMarks& marks = ancestor.marks.emplace_back(SessionMarks{session.id, {}});
-    for (const AccumulationLedger::Lane& lane : session.session.lanes) {
-      marks.lanes.push_back({static_cast<int32_t>(marks.lanes.size()), lane.accepted, lane.accepted});
-    }
-  }
-  return ancestor;
 }
 
 Window Reopened(Window window) {
@@ -48,7 +41,6 @@ uint64_t Head::restores() const {
 // Saving
 
 void Head::Save(SaveAs as, StateSink* sink, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
-  if (absl::Status alone = CheckAlone("it is not saved"); !alone.ok()) return done(alone);
   // Not PostLast: what tiles hold stays there, so that the sum is that of an undisturbed run.
   environment_.scheduler->Post(this, [self = shared_from_this(), as, sink, done = std::move(done)]() mutable {
     self->SaveNow(as, sink, std::move(done));
@@ -132,7 +124,6 @@ StateKeys Head::KeysLocked() const {
 
 void Head::Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const StateSource> source,
                    std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done) {
-  if (absl::Status alone = CheckAlone("no checkpoint is restored into it"); !alone.ok()) return done(alone);
   auto shared = std::make_shared<std::vector<SessionMemory>>(std::move(memory));
   PostSettled([self = shared_from_this(), as, numbers, source = std::move(source), shared,
                done = std::move(done)] { done(self->RestoreNow(as, numbers, *source, std::move(*shared))); });
@@ -172,12 +163,14 @@ absl::StatusOr<FileKeys> Head::RestoreNow(RestoreAs as, const RestoreNumbers& nu
     return status;
   }
   Install(as, numbers, state, *std::move(sessions));
+  return KeysOf(state.tensors);
+}
+
+FileKeys Head::KeysOf(const std::vector<StateTensor>& tensors) const {
   FileKeys keys;
   const MutexLock lock(mutex_);
   const StateKeys now = KeysLocked();
-  for (const StateTensor& tensor : state.tensors) {
-    keys.emplace_back(TensorFile(tensor.name), KeyOf(now, tensor));
-  }
+  for (const StateTensor& tensor : tensors) keys.emplace_back(TensorFile(tensor.name), KeyOf(now, tensor));
   return keys;
 }
 
@@ -195,23 +188,11 @@ absl::Status Head::BeginRestore(const HeadCheckpoint& state, std::vector<Session
 }
 
 absl::Status Head::CheckRestorableLocked(const HeadCheckpoint& state, int64_t more_memory) const {
-  const auto refuse = [this](auto... why) {
-    return Refused(absl::StatusCode::kFailedPrecondition,
-                   absl::StrCat("the checkpoint cannot be restored to head ", config_.name, ": ", why...));
-  };
-  const auto same = [](const StateTensor& a, const StateTensor& b) {
-    return a.name == b.name && a.type == b.type && a.rows == b.rows && a.columns == b.columns;
-  };
   if (!lifecycle_.admits().ok()) return lifecycle_.admits();
   if (window_.state() == WindowState::kSealing || window_work_ > 0) {
-    return refuse("a call that ends its window is under way; try again");
+    return NotRestorable(config_, "a call that ends its window is under way; try again");
   }
-  if (state.weight_version == 0 && weights_.version() > 0) return refuse("it is of a time without weights");
-  const std::vector<StateTensor> tensors = backend_->StateTensors();
-  if (state.weight_version > 0 &&
-      !std::equal(tensors.begin(), tensors.end(), state.tensors.begin(), state.tensors.end(), same)) {
-    return refuse("it has other tensors than the head has here");
-  }
+  if (absl::Status same = CheckSameStateLocked(state, backend_->StateTensors()); !same.ok()) return same;
   int64_t needed = 0;
   if (absl::Status tiles = sessions_.CheckTiles(state, &needed); !tiles.ok()) return tiles;
   if (needed <= sessions_.deterministic_count() + more_memory) return absl::OkStatus();
@@ -219,6 +200,21 @@ absl::Status Head::CheckRestorableLocked(const HeadCheckpoint& state, int64_t mo
       absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
       absl::StrCat("the checkpoint cannot be restored to head ", config_.name,
                    ": a deterministic session whose memory it needs was closed a moment ago; try again"));
+}
+
+absl::Status Head::CheckSameStateLocked(const HeadCheckpoint& state,
+                                        const std::vector<StateTensor>& tensors) const {
+  const auto same = [](const StateTensor& a, const StateTensor& b) {
+    return a.name == b.name && a.type == b.type && a.rows == b.rows && a.columns == b.columns;
+  };
+  if (state.weight_version == 0 && weights_.version() > 0) {
+    return NotRestorable(config_, "it is of a time without weights");
+  }
+  if (state.weight_version > 0 &&
+      !std::equal(tensors.begin(), tensors.end(), state.tensors.begin(), state.tensors.end(), same)) {
+    return NotRestorable(config_, "it has other tensors than the head has here");
+  }
+  return absl::OkStatus();
 }
 
 // Gives each deterministic session of the checkpoint its part of `memory`.

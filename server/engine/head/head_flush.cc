@@ -39,7 +39,7 @@ void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, floa
     answer = BeginFlushLocked(generation, marks, gradient_scale, done, &together);
   }
   if (answer.has_value()) done(*std::move(answer));
-  if (together.has_value()) environment_.end_together(shared_from_this(), *std::move(together));
+  if (together.has_value()) EndTogether(*std::move(together));
 }
 
 std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generation,
@@ -49,7 +49,6 @@ std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generat
   if (absl::Status right = CheckEndsWindows(); !right.ok()) return right;
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status right = CheckFlushArguments(config_, gradient_scale); !right.ok()) return right;
-  if (absl::Status there = CheckReplicasOf(marks); !there.ok()) return there;
   if (absl::Status place = CheckEndPlaceLocked(generation, marks); !place.ok()) return place;
   if (window_.looking()) {
     WaitBehindLocked(std::move(done), [generation, marks, gradient_scale](Head& head, FlushCallback again) {
@@ -196,7 +195,7 @@ void Head::EndFlush(const std::string& flush_id, FlushFate fate, FateCallback do
   }
   if (decided.has_value()) FinishFlush(fate, *decided, waiting);
   if (answer.has_value()) done(*std::move(answer));
-  if (together.has_value()) environment_.end_together(shared_from_this(), *std::move(together));
+  if (together.has_value()) EndTogether(*std::move(together));
 }
 
 std::optional<absl::StatusOr<uint64_t>> Head::AskForFateLocked(const std::string& flush_id, FlushFate fate,

@@ -115,6 +115,7 @@ void Head::InstallPart(const PartState& part) {
     weights.last_committed_write = part.last_write;
     weights.last_committed_version = part.weight_version;
     weights_.Install(std::move(weights));
+    history_.Continue(part.restores, {});
     if (part.end.has_value()) {
       window_.Begin(part.end->marks, part.end->by);
       window_.Reach(EndingPhase::kSummed);

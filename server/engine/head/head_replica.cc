@@ -14,6 +14,20 @@ namespace {
 // No marks say what that is.
 bool LooksAtAll(const WindowEnd& end) { return end.marks.empty() && std::holds_alternative<LookEnd>(end.by); }
 
+// What a replica is when it has installed that.
+PartState AsInstalled(const RestoredPart& restored) {
+  const HeadCheckpoint& state = restored.state;
+  return {.generation = state.window.generation,
+          .last_step = state.window.last_step,
+          .committed = state.window.committed,
+          .aborted = state.window.aborted,
+          .weight_version = state.weight_version > 0 ? restored.numbers.weight_version : 0,
+          .optimizer_steps = state.optimizer_steps,
+          .restoring = RestorePhase::kReady,
+          .restores = restored.numbers.restores,
+          .leans = restored.leans};
+}
+
 }  // namespace
 
 absl::Status Head::CheckEndsWindows() const {
@@ -39,6 +53,7 @@ uint64_t Head::EndingNumber() const {
 
 PartState Head::part() const {
   const MutexLock lock(mutex_);
+  if (joint_.restored.has_value()) return AsInstalled(*joint_.restored);
   PartState part{.generation = window_.generation(),
                  .phase = window_.phase(),
                  .end = std::nullopt,
@@ -50,7 +65,10 @@ PartState Head::part() const {
                  .weight_version = weights_.version(),
                  .optimizer_steps = weights_.optimizer_steps(),
                  .prepared_write = weights_.committing(),
-                 .last_write = weights_.state().last_committed_write};
+                 .last_write = weights_.state().last_committed_write,
+                 .restoring = joint_.restoring,
+                 .restores = history_.restores(),
+                 .leans = joint_.leans};
   if (window_.state() != WindowState::kOpen) part.end = EndingLocked();
   if (window_.state() == WindowState::kSealed) part.flush = window_.flush();
   return part;
@@ -72,7 +90,13 @@ absl::Status Head::CheckAlone(absl::string_view what) const {
 
 absl::Status Head::CheckMayPublishLocked() const {
   if (!environment_.place.shared()) return absl::OkStatus();
-  if (lifecycle_.filling()) return lifecycle_.admits();
+  if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
+  if (joint_.saving) {
+    return absl::UnavailableError(
+        absl::StrCat("head ", config_.name,
+                     " is being saved at all replicas; write the weights again when "
+                     "it is"));
+  }
   if (window_.state() == WindowState::kOpen) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("window ", window_.generation(), " of head ", config_.name,
@@ -84,18 +108,6 @@ absl::Status Head::CheckNothingPreparedLocked() const {
   return absl::UnavailableError(absl::StrCat("weights of head ", config_.name,
                                              " are being published at all replicas; end its window when "
                                              "they are"));
-}
-
-absl::Status Head::CheckReplicasOf(const std::vector<SessionMarks>& marks) const {
-  if (!environment_.place.shared()) return absl::OkStatus();
-  for (const SessionMarks& session : marks) {
-    const std::optional<int32_t> replica = ReplicaOf(session.session_id);
-    if (replica.has_value() && *replica < environment_.place.replicas) continue;
-    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kMarks, "marks",
-                     absl::StrCat("marks name session ", session.session_id, ", which is at none of the ",
-                                  environment_.place.replicas, " replicas"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Head::CheckSameWeightsLocked(const WindowEnd& end) const {
@@ -136,7 +148,7 @@ void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint
     begun = BeginPartLocked(end);
     if (begun.ok()) {
       std::optional<std::vector<SessionMarks>> marks;
-      if (!LooksAtAll(end)) marks = MarksAt(environment_.place.replica, end.marks);
+      if (!LooksAtAll(end)) marks = MarksAt(environment_.place, end.marks);
       PostLastLocked(std::move(marks), [self = shared_from_this(), ending = window_.ending(), end,
                                         done = std::move(done)] { done(self->SealedPart(ending, end)); });
       return;
@@ -149,7 +161,7 @@ absl::Status Head::BeginPartLocked(const WindowEnd& end) {
   // The coordinator has checked it all when the call came, and holds the window since.
   if (environment_.place.coordinates()) return CheckPhaseLocked(end.ending, {EndingPhase::kOpen});
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
-  absl::Status place = CheckPlaceLocked(end.generation, MarksAt(environment_.place.replica, end.marks));
+  absl::Status place = CheckPlaceLocked(end.generation, MarksAt(environment_.place, end.marks));
   if (!place.ok()) return place;
   if (absl::Status open = window_.CheckOpen(); !open.ok()) return open;
   const bool steps = std::holds_alternative<StepRequest>(end.by);

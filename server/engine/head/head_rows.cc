@@ -44,6 +44,7 @@ void Head::WritePartRows(const PartRows& rows, std::string bytes, std::function<
       nullptr, [self = shared_from_this(), rows, bytes = std::move(bytes), done = std::move(done)] {
         const absl::StatusOr<int64_t> size = self->CheckPartRows(rows);
         if (!size.ok()) return done(size.status());
+        if (absl::Status begun = self->BeginOverwriting(); !begun.ok()) return done(begun);
         if (static_cast<int64_t>(bytes.size()) != *size) {
           return done(
               absl::InvalidArgumentError(absl::StrCat(bytes.size(), " bytes were sent for rows of ", *size)));

@@ -25,7 +25,7 @@ void Head::ReadStats(uint64_t generation, std::vector<SessionMarks> marks, doubl
     }
   }
   if (!refused.ok()) done(refused);
-  if (together.has_value()) environment_.end_together(shared_from_this(), *std::move(together));
+  if (together.has_value()) EndTogether(*std::move(together));
 }
 
 void Head::PostStatsLocked(uint64_t generation, std::vector<SessionMarks> marks, double gradient_scale,
@@ -49,7 +49,6 @@ absl::Status Head::CheckStatsLocked(uint64_t generation, const std::vector<Sessi
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "head",
                      absl::StrCat("head ", config_.name, " is frozen: it has no gradient"));
   }
-  if (absl::Status there = CheckReplicasOf(marks); !there.ok()) return there;
   if (absl::Status place = CheckEndPlaceLocked(generation, marks); !place.ok()) return place;
   // BeginFlush returned the statistics of a sealed window already.
   if (window_.state() == WindowState::kSealed) return window_.CheckOpen();

@@ -68,7 +68,7 @@ absl::Status Head::CheckSealableLocked(const std::vector<SessionMarks>& marks) c
 const std::vector<SessionMarks>* Head::OwnMarks(const std::vector<SessionMarks>* marks,
                                                 std::vector<SessionMarks>* own) const {
   if (!environment_.place.shared()) return marks;
-  *own = MarksAt(environment_.place.replica, *marks);
+  *own = MarksAt(environment_.place, *marks);
   return own;
 }
 
@@ -86,6 +86,7 @@ WindowGradient Head::WindowGradientLocked() const {
 
 Head::Resumes Head::BeginWindowLocked() {
   sessions_.BeginWindow();
+  joint_.leans = false;
   history_.BeginWindow();
   DropForgottenLocked();
   return TakeWaitingLocked();
@@ -136,7 +137,7 @@ void Head::ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const
     answer = BeginStepLocked(generation, marks, request, done, &together);
   }
   if (answer.has_value()) done(*std::move(answer));
-  if (together.has_value()) environment_.end_together(shared_from_this(), *std::move(together));
+  if (together.has_value()) EndTogether(*std::move(together));
 }
 
 std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generation,
@@ -147,7 +148,6 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   if (absl::Status right = CheckEndsWindows(); !right.ok()) return right;
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
-  if (absl::Status there = CheckReplicasOf(marks); !there.ok()) return there;
   if (auto repeated = RepeatedStepLocked(generation, marks, request); repeated.has_value()) return repeated;
   if (absl::Status place = CheckEndPlaceLocked(generation, marks); !place.ok()) return place;
   if (window_.looking()) {

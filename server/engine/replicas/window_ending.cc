@@ -7,6 +7,7 @@
 
 #include "absl/strings/cord.h"
 #include "server/engine/common/monotonic_clock.h"
+#include "server/engine/replicas/part_answers.h"
 
 namespace lossd::engine {
 
@@ -62,25 +63,6 @@ class Round {
   Times taken_ ABSL_GUARDED_BY(mutex_);
   size_t missing_ ABSL_GUARDED_BY(mutex_);
 };
-
-absl::Status StatusOf(const absl::Status& status) { return status; }
-template <class Value>
-absl::Status StatusOf(const absl::StatusOr<Value>& answer) {
-  return answer.status();
-}
-
-// Why not all have done it: that one was lost, before anything else, since then what the others say decides
-// nothing.
-template <class Answer>
-absl::Status FirstError(const std::vector<Answer>& answers) {
-  absl::Status first;
-  for (const Answer& answer : answers) {
-    const absl::Status status = StatusOf(answer);
-    if (IsReplicaLost(status)) return status;
-    if (first.ok()) first = status;
-  }
-  return first;
-}
 
 // The coordinator's own. It publishes, or opens its window again, and holds and ends a flush, when the others
 // have.

@@ -6,7 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/common/monotonic_clock.h"
+#include "server/rpc/replicas/part_checkpoints.h"
 #include "server/rpc/replicas/replica_wire.h"
+#include "server/rpc/replicas/replies.h"
 
 namespace lossd::rpc {
 namespace {
@@ -14,14 +16,6 @@ namespace {
 using group::v1::ReplicaCommand;
 using Replicas = std::shared_ptr<const engine::ReplicaCommunicators>;
 using FoundHead = std::shared_ptr<engine::Head>;
-
-// Of what is done, or not.
-std::function<void(const absl::Status&)> Replied(GroupMember::Reply reply) {
-  return [reply = std::move(reply)](const absl::Status& done) {
-    if (!done.ok()) return reply(done);
-    reply("");
-  };
-}
 
 void Do(const FoundHead& head, const group::v1::SealWindow& seal, GroupMember::Reply reply) {
   if (seal.fingerprint() != FingerprintOf(head->config())) {
@@ -89,7 +83,7 @@ GroupMember::Reply Timed(engine::ReplicaWatch& watch, engine::ReplicaPhase phase
 
 void DoPart(engine::Engine& engine, const Replicas& replicas, const ReplicaCommand& command,
             GroupMember::Reply reply, std::function<void(const absl::Status& why)> lose) {
-  if (command.has_sum() || command.has_step()) {
+  if (command.has_sum() || command.has_step() || IsExchange(command.checkpoint())) {
     reply = [reply = std::move(reply), lose = std::move(lose)](const absl::StatusOr<std::string>& data) {
       if (!data.ok()) lose(data.status());
       reply(data);
@@ -122,6 +116,8 @@ void DoPart(engine::Engine& engine, const Replicas& replicas, const ReplicaComma
       return Do(*head, command.read_rows(), std::move(reply));
     case ReplicaCommand::kWriteRows:
       return Do(*head, command.write_rows(), std::move(reply));
+    case ReplicaCommand::kCheckpoint:
+      return DoCheckpointPart(engine, *head, replicas, command.checkpoint(), std::move(reply));
     default:
       return reply(absl::InternalError("a command says nothing that is known here"));
   }

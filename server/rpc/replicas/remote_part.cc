@@ -4,6 +4,7 @@
 
 #include "server/rpc/replicas/replica_questions.h"
 #include "server/rpc/replicas/replica_wire.h"
+#include "server/rpc/replicas/replies.h"
 
 namespace lossd::rpc {
 namespace {
@@ -17,10 +18,6 @@ absl::StatusOr<Message> Parsed(const absl::StatusOr<std::string>& data) {
   if (!data.ok()) return data.status();
   if (!message.ParseFromString(*data)) return absl::InternalError("an answer cannot be read");
   return message;
-}
-
-std::function<void(const absl::StatusOr<std::string>&)> WithoutData(std::function<void(absl::Status)> done) {
-  return [done = std::move(done)](const absl::StatusOr<std::string>& data) { done(data.status()); };
 }
 
 }  // namespace

@@ -10,12 +10,13 @@
 
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/head/head.h"
+#include "server/engine/head/parts/checkpoint_part.h"
 #include "server/engine/replicas/window_ending.h"
 #include "server/rpc/group/group_leader.h"
 
 namespace lossd::rpc {
 
-class RemotePart final : public engine::ReplicaPart {
+class RemotePart final : public engine::ReplicaPart, public engine::CheckpointPart {
  public:
   // `config`: of the coordinator's own; that of the other one is to be the same.
   RemotePart(std::shared_ptr<RankQuestions> questions, int32_t replica, const engine::HeadConfig& config);
@@ -31,6 +32,16 @@ class RemotePart final : public engine::ReplicaPart {
   void ReadRows(const engine::PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override;
   void WriteRows(const engine::PartRows& rows, std::string bytes,
                  std::function<void(absl::Status)> done) override;
+
+  // part_checkpoints.cc
+  void Hold(const engine::WindowPlace& place,
+            std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) override;
+  void SumHeld(Done done) override;
+  void Release(Done done) override;
+  void BeginRestore(std::function<void(absl::StatusOr<engine::RestoringPart>)> done) override;
+  void FinishRestore(const engine::RestoredPart& part, Done done) override;
+  void CancelRestore(Done done) override;
+  void InstallRestored(Done done) override;
 
  private:
   // Names the head. `done` gets ReplicaLost, or what the replica has answered, with its number before its

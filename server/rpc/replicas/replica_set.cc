@@ -202,6 +202,8 @@ class MeetingReplica final : public ReplicaSet {
   bool AwaitFirstMeeting(const std::function<bool()>& told_to_end) override;
   absl::StatusOr<std::shared_ptr<engine::ReplicaPart>> FindPart(const engine::Head& head,
                                                                 int32_t replica) override;
+  absl::StatusOr<engine::CheckpointReplicas> FindReplicas(const engine::Head& head,
+                                                          absl::Duration timeout) override;
   absl::Status Whole() const override {
     const engine::MutexLock lock(mutex_);
     return whole_;
@@ -339,6 +341,7 @@ void MeetingReplica::Run() {
     const absl::Status ended = options_.place.coordinates() ? Coordinate(meeting) : Follow(meeting);
     // What is still under way comes to nothing, or to what the next hello says.
     AwaitQuiet();
+    engine_->LeaveEpoch();
     if (stopping()) return;
     Tell(ended);
     pause = absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended) ? kPause : kLongPause;
@@ -374,7 +377,7 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
       Coordination{replicas, (*leader)->Questions(), std::make_shared<engine::CoordinatedEpoch>(), meeting});
   // Who waits for a step here is answered now, when the others have published it.
   if (absl::Status all = AllGather((*leader)->rendezvous(), "finished", nullptr); !all.ok()) return all;
-  settled->Finish();
+  settled->Finish(*engine_);
   TellSettled();
   for (const std::shared_ptr<engine::Head>& head : settled->Summed()) {
     std::optional<engine::WindowEnd> end = head->part().end;
@@ -383,6 +386,7 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
   {
     const engine::MutexLock lock(mutex_);
     coordination_ = coordination;
+    changed_.NotifyAll();
   }
   Tell(absl::OkStatus());
   while (meeting->lost().ok() && !stopping()) meeting->AwaitLoss(absl::Seconds(1));
@@ -412,7 +416,7 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
   std::shared_ptr<const engine::ReplicaCommunicators> replicas;
   absl::StatusOr<Settling> settled = Agree((*member)->rendezvous(), *meeting, &replicas);
   if (!settled.ok()) return settled.status();
-  settled->Finish();
+  settled->Finish(*engine_);
   TellSettled();
   if (absl::Status all = AllGather((*member)->rendezvous(), "finished", nullptr); !all.ok()) return all;
   {
@@ -594,6 +598,29 @@ void MeetingReplica::Publish(const std::shared_ptr<engine::Head>& head,
         absl::UnavailableError(absl::StrCat("a replica was lost while the weights of head ",
                                             head->config().name, " were published; commit them again")));
   }
+}
+
+absl::StatusOr<engine::CheckpointReplicas> MeetingReplica::FindReplicas(const engine::Head& head,
+                                                                        absl::Duration timeout) {
+  {
+    const auto deadline = DeadlineAfter(timeout);
+    const engine::MutexLock lock(mutex_);
+    while (coordination_ == nullptr && !stopping_ &&
+           changed_.WaitUntil(mutex_, deadline) != std::cv_status::timeout) {
+    }
+  }
+  const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
+  if (!coordination.ok()) return coordination.status();
+  engine::CheckpointReplicas replicas{
+      .own = (*coordination)->own,
+      .others = {},
+      .epoch = (*coordination)->epoch,
+      .on_broken = [meeting = (*coordination)->meeting](const absl::Status& why) { meeting->Lose(why); }};
+  for (int32_t replica = 1; replica < options_.place.replicas; ++replica) {
+    replicas.others.push_back(
+        std::make_shared<RemotePart>((*coordination)->questions, replica, head.config()));
+  }
+  return replicas;
 }
 
 }  // namespace

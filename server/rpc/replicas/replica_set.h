@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "server/engine/common/replica_place.h"
 #include "server/engine/engine.h"
+#include "server/engine/replicas/joint_checkpoint.h"
 #include "server/rpc/group/group_credentials.h"
 #include "server/rpc/group/group_identity.h"
 #include "server/rpc/replicas/passed_calls.h"
@@ -70,6 +71,10 @@ class ReplicaSet {
   // EngineOptions::find_part, at the coordinator: UNAVAILABLE, naming who is missing, if not all are there.
   virtual absl::StatusOr<std::shared_ptr<engine::ReplicaPart>> FindPart(const engine::Head& head,
                                                                         int32_t replica) = 0;
+
+  // EngineOptions::find_replicas.
+  virtual absl::StatusOr<engine::CheckpointReplicas> FindReplicas(const engine::Head& head,
+                                                                  absl::Duration timeout) = 0;
 
   // OK while all are there; else why not.
   virtual absl::Status Whole() const = 0;

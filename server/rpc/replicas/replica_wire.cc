@@ -168,6 +168,9 @@ void ToProto(const engine::HeadConfig& config, const engine::PartState& part, gr
   if (part.flush.has_value()) ToProto(*part.flush, proto->mutable_flush());
   ToProto(part.committed, proto->mutable_committed());
   ToProto(part.aborted, proto->mutable_aborted());
+  proto->set_restoring(static_cast<int32_t>(part.restoring));
+  proto->set_restores(part.restores);
+  proto->set_leans(part.leans);
 }
 
 engine::PartState ToEngine(const group::v1::HeadPart& proto) {
@@ -182,7 +185,10 @@ engine::PartState ToEngine(const group::v1::HeadPart& proto) {
                          .weight_version = proto.weight_version(),
                          .optimizer_steps = proto.optimizer_steps(),
                          .prepared_write = proto.prepared_write(),
-                         .last_write = proto.last_write()};
+                         .last_write = proto.last_write(),
+                         .restoring = static_cast<engine::RestorePhase>(proto.restoring()),
+                         .restores = proto.restores(),
+                         .leans = proto.leans()};
   if (proto.has_end()) part.end = ToEnd(proto.end());
   if (proto.has_flush()) part.flush = ToEngine(proto.flush());
   return part;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "server/engine/replicas/window_ending.h"
 #include "server/rpc/convert/convert.h"
 #include "server/rpc/replicas/replica_wire.h"
@@ -19,6 +20,7 @@ namespace {
 
 using engine::EndingPhase;
 using engine::PartState;
+using engine::RestorePhase;
 using engine::Verdict;
 using telemetry::Log;
 using telemetry::LogLevel;
@@ -132,6 +134,22 @@ absl::StatusOr<bool> WriteEnds(const std::vector<std::optional<PartState>>& part
   return publishes;
 }
 
+// INTERNAL unless all of them are of one past: those that have all of a checkpoint, and those that count as
+// it already, are.
+absl::Status CheckRestored(const std::vector<std::optional<PartState>>& parts) {
+  const std::optional<PartState>* first = nullptr;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::optional<PartState>& part = parts[i];
+    if (!part.has_value()) continue;
+    if (first == nullptr) first = &part;
+    const bool whole = part->restoring != RestorePhase::kOverwritten;
+    if (whole && part->restores == (*first)->restores) continue;
+    return absl::InternalError(absl::StrCat("a restore broke off before replica ", i,
+                                            " had all of the checkpoint: restore it again"));
+  }
+  return absl::OkStatus();
+}
+
 template <class Begin>
 absl::Status Await(Begin begin) {
   std::promise<absl::Status> done;
@@ -156,6 +174,7 @@ group::v1::ReplicaHello HelloOf(const engine::Engine& engine) {
 }
 
 absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine::ReplicaPlace& place) {
+  if (absl::Status restored = CheckRestored(parts); !restored.ok()) return restored;
   const absl::StatusOr<engine::Settlement> settlement = engine::SettleReplicas(StatesOf(parts));
   if (!settlement.ok()) return settlement.status();
   if (settlement->verdict == Verdict::kRestore) {
@@ -166,6 +185,9 @@ absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine
   Deed deed{.head = nullptr, .verdict = settlement->verdict, .flush_id = settlement->flush_id};
   PartState part = Furthest(parts);
   const std::optional<PartState>& own = parts[static_cast<size_t>(place.replica)];
+  deed.installs = own.has_value() && own->restoring == RestorePhase::kReady;
+  deed.drops_window = !parts[engine::ReplicaPlace::kCoordinator].has_value() && own.has_value() &&
+                      own->leans && deed.verdict == Verdict::kDrop;
   uint64_t low = part.generation;
   for (const std::optional<PartState>& one : parts) {
     if (one.has_value()) low = std::min(low, one->generation);
@@ -266,11 +288,18 @@ absl::Status Settling::Do(const std::shared_ptr<const engine::ReplicaCommunicato
   return absl::OkStatus();
 }
 
-void Settling::Finish() {
+void Settling::Finish(engine::Engine& engine) {
   for (const Deed& deed : deeds_) {
     if (deed.drops_write) {
       deed.head->DropPrepared(absl::UnavailableError(
           "a replica was lost before all could publish the weights; commit them again"));
+    }
+    if (deed.installs) engine.InstallRestored(*deed.head);
+    if (deed.drops_window) {
+      engine.DropWindow(*deed.head, absl::UnavailableError(absl::StrCat(
+                                        "replica ", engine::ReplicaPlace::kCoordinator,
+                                        " was lost, and with it what a restore had put there: open the "
+                                        "session again, and send the window's chunks again")));
     }
     if (deed.filled) deed.head->InstallPart(deed.part);
     if (deed.verdict == Verdict::kCommit) {

@@ -36,7 +36,7 @@ class Settling {
   // UNAVAILABLE if a replica is lost.
   absl::Status Do(const std::shared_ptr<const engine::ReplicaCommunicators>& replicas);
   // When all have done so: windows are open, but for those that all have summed.
-  void Finish();
+  void Finish(engine::Engine& engine);
   // Those, which the coordinator goes on to end, or to hold for a flush.
   std::vector<std::shared_ptr<engine::Head>> Summed() const;
 
@@ -53,6 +53,8 @@ class Settling {
     engine::Refill refill = {};   // nobody, if it is empty
     bool filled = false;          // this replica is
     engine::PartState part = {};  // that it has then
+    bool installs = false;        // all have all of a checkpoint
+    bool drops_window = false;    // which leans on one that is lost
   };
   using Parts = std::vector<std::optional<engine::PartState>>;  // by replica; none: it has nothing
 

@@ -137,6 +137,10 @@ class GradientWindow {
   enum class Asked { kFirst, kAgain };
   absl::StatusOr<Asked> AskFor(FlushFate fate, FateCallback done);
   std::vector<FateCallback> TakeFateWaiters();
+  // A flush that holds the window is being ended.
+  bool ends_flush() const {
+    return asked_fate_.has_value() || phase_ == EndingPhase::kCommitting || phase_ == EndingPhase::kAborting;
+  }
   void Decide(FlushFate fate);
   // The sealed window is gone, and the next one begins; or it is open again, with what came since.
   void Commit();

@@ -53,11 +53,17 @@ struct HeadCheckpoint {
   std::vector<std::string> gradients;
 };
 
+// What a head that is put back to `state` goes on from.
+Ancestor AncestorOf(const HeadCheckpoint& state);
+
 // What a head has after a restore.
 struct RestoreNumbers {
   uint64_t restores = 0;
   uint64_t weight_version = 0;
 };
+
+// Whether every replica of a head has all rows of it; of the others those that it steps.
+inline bool IsWhole(const std::string& tensor) { return tensor == "weight" || tensor == "bias"; }
 
 // Names of files.
 inline constexpr char kOwnGradient[] = "gradient";        // of the window

@@ -135,6 +135,7 @@ class SessionTable {
   absl::Status Match(std::span<const SessionMarks> named) const { return ledger_.Match(named); }
   std::vector<SessionMarks> WindowMarks() const { return ledger_.WindowMarks(); }
   bool WindowEmpty() const { return ledger_.WindowEmpty(); }
+  uint64_t last_number() const { return ledger_.last_number(); }  // that a session was given
   // Whether these two name the same, but for lanes that have added nothing to the window that began with
   // `begun`: their chunks are of losses alone, or were rejected. Both Canonical.
   bool OnlyLookedSince(const std::vector<SessionMarks>& begun, const std::vector<SessionMarks>& now) const;

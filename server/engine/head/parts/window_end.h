@@ -55,6 +55,14 @@ struct JointStep {
   bool skipped = false;        // the window ends, and nothing is stepped
 };
 
+// How far a replica is with a checkpoint that all of them are put back to.
+enum class RestorePhase {
+  kNone,
+  kBegun,        // nothing has changed yet
+  kOverwritten,  // some rows are those of the checkpoint: only another restore mends it
+  kReady,        // all of it is here, and counts as soon as all others have come as far
+};
+
 // How far a replica is with its window, and what it takes to bring another one as far.
 struct PartState {
   uint64_t generation = 0;
@@ -69,6 +77,12 @@ struct PartState {
   int64_t optimizer_steps = 0;
   std::string prepared_write = {};  // Head::PrepareWrite's; empty: there is none
   std::string last_write = {};      // that was published, of all replicas
+  // In kReady everything else is what it will be when that is installed.
+  RestorePhase restoring = RestorePhase::kNone;
+  uint64_t restores = 0;  // of the head
+  // What its sessions have added to this window lies in the gradient of the coordinator, which had all of a
+  // checkpoint: with that it is lost.
+  bool leans = false;
 
   JointStep before() const {
     const StepResult& last = last_step.result;

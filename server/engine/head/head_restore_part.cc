@@ -1,0 +1,150 @@
+// One replica's part in a restore of all of them: docs/decisions/0022-replicas.md.
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/engine/common/errors.h"
+#include "server/engine/device/optimizer_state.h"
+#include "server/engine/head/head.h"
+
+namespace lossd::engine {
+
+void Head::BeginRestorePart(std::function<void(absl::StatusOr<RestoringPart>)> done) {
+  uint64_t epoch = 0;
+  bool paused = false;
+  {
+    const MutexLock lock(mutex_);
+    epoch = joint_.epoch;
+    paused = joint_.restoring != RestorePhase::kNone;
+  }
+  auto begin = [self = shared_from_this(), epoch, done = std::move(done)] {
+    done(self->BeginRestorePartNow(epoch));
+  };
+  // Nothing of a head whose restore broke off is under way.
+  if (paused) return PostExchange(std::move(begin));
+  PostSettled(std::move(begin));
+}
+
+absl::StatusOr<RestoringPart> Head::BeginRestorePartNow(uint64_t epoch) {
+  const MutexLock lock(mutex_);
+  if (absl::Status same = CheckEpochLocked(epoch); !same.ok()) return same;
+  if (!lifecycle_.admits().ok()) return lifecycle_.admits();
+  if (joint_.restoring == RestorePhase::kNone) {
+    if (window_.state() == WindowState::kSealing || window_.ends_flush() || joint_.saving) {
+      return MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
+                       absl::StrCat("a call that ends the window of head ", config_.name,
+                                    " is under way; restore it when that is answered"));
+    }
+    joint_.restoring = RestorePhase::kBegun;
+    lifecycle_.BeginRestore(MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
+                                      absl::StrCat("head ", config_.name, " is being restored")));
+    environment_.scheduler->Pause(this);
+  } else if (joint_.restoring == RestorePhase::kReady) {
+    joint_.restoring = RestorePhase::kOverwritten;
+    joint_.restored.reset();
+  }
+  return RestoringPart{environment_.incarnation, weights_.version()};
+}
+
+absl::Status Head::CheckRestorable(const HeadCheckpoint& state) const {
+  const MutexLock lock(mutex_);
+  for (const SessionCheckpoint& session : state.sessions) {
+    if (!session.tiles.has_value()) continue;
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "head",
+        absl::StrCat("the checkpoint cannot be restored to head ", config_.name,
+                     ", which is over replicas: it has deterministic sessions; restore it to one server, and "
+                     "save it again without them"));
+  }
+  return CheckSameStateLocked(state, StateTensorsOf(config_));
+}
+
+absl::Status Head::BeginOverwriting() {
+  const MutexLock lock(mutex_);
+  if (joint_.restoring == RestorePhase::kNone) {
+    return absl::FailedPreconditionError(absl::StrCat("no restore of head ", config_.name, " has begun"));
+  }
+  joint_.restoring = RestorePhase::kOverwritten;
+  joint_.restored.reset();
+  return absl::OkStatus();
+}
+
+void Head::FinishRestorePart(const RestoredPart& part, std::shared_ptr<const StateSource> source,
+                             std::shared_ptr<const ReplicaCommunicators> replicas,
+                             std::function<void(absl::Status)> done) {
+  PostExchange([self = shared_from_this(), part, source = std::move(source), replicas = std::move(replicas),
+                done = std::move(done)] { done(self->FinishRestoreNow(part, *source, *replicas)); });
+}
+
+absl::Status Head::FinishRestoreNow(const RestoredPart& part, const StateSource& source,
+                                    const ReplicaCommunicators& replicas) {
+  if (absl::Status alive = CheckAlive(); !alive.ok()) return alive;
+  if (absl::Status begun = BeginOverwriting(); !begun.ok()) return begun;
+  HeadStateReader reader(&config_, backend_.get(), &source);
+  absl::Status status = RestoreWindow(RestoreAs::kTagged, reader);
+  ++gradient_changes_;
+  if (!reader.device().ok()) OnDeviceFailure(reader.device());
+  if (status.ok() && !part.state.tensors.empty()) {
+    status = backend_->RestoreState();
+    if (status.ok() && !frozen()) status = backend_->GatherSlices(replicas);
+    if (!status.ok() && !absl::IsUnavailable(status)) OnDeviceFailure(status);
+  }
+  if (!status.ok()) return status;
+  const MutexLock lock(mutex_);
+  joint_.restored = part;
+  joint_.restoring = RestorePhase::kReady;
+  return absl::OkStatus();
+}
+
+void Head::InstallRestoredPart() {
+  std::optional<RestoredPart> part;
+  {
+    const MutexLock lock(mutex_);
+    if (joint_.restoring != RestorePhase::kReady) return;
+    part = joint_.restored;
+  }
+  Install(RestoreAs::kTagged, part->numbers, part->state, {});
+  Resumes waiting;
+  {
+    const MutexLock lock(mutex_);
+    joint_.restoring = RestorePhase::kNone;
+    joint_.restored.reset();
+    joint_.leans = part->leans;
+    environment_.scheduler->Resume(this);
+    waiting = TakeWaitingLocked();
+  }
+  Call(waiting);
+}
+
+void Head::CancelRestorePart() {
+  const MutexLock lock(mutex_);
+  if (joint_.restoring != RestorePhase::kBegun) return;
+  joint_.restoring = RestorePhase::kNone;
+  lifecycle_.EndRestore();
+  environment_.scheduler->Resume(this);
+}
+
+void Head::DropWindowPart(const absl::Status& why, std::function<void()> done) {
+  PostSettled([self = shared_from_this(), why, done = std::move(done)] {
+    SessionTable::Cut cut;
+    {
+      const MutexLock lock(self->mutex_);
+      HeadCheckpoint none;
+      none.window = self->window_.Capture();
+      none.window.tokens = none.window.next_tokens = 0;
+      none.last_session_number = self->sessions_.last_number();
+      self->sessions_.Install(none, {}, &cut);
+      self->FinishCutLocked(cut);
+      self->window_.Install(none.window, absl::Now());
+      self->joint_.leans = false;
+    }
+    self->gradients_.Reset({self->gradients_.Of(false), {}});
+    if (self->gradients_.has_second()) self->gradients_.Reset({self->gradients_.Of(true), {}});
+    ++self->gradient_changes_;
+    TellEnd(cut, why);
+    done();
+  });
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,43 @@
+// The coordinator's side of checkpoints of a head that is over replicas: docs/decisions/0022-replicas.md.
+#ifndef LOSSD_SERVER_ENGINE_REPLICAS_JOINT_CHECKPOINT_H_
+#define LOSSD_SERVER_ENGINE_REPLICAS_JOINT_CHECKPOINT_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/engine/head/head.h"
+#include "server/engine/head/parts/checkpoint_part.h"
+#include "server/engine/head/parts/head_state.h"
+#include "server/engine/replicas/window_ending.h"
+
+namespace lossd::engine {
+
+// All replicas of a head, in one epoch.
+struct CheckpointReplicas {
+  std::shared_ptr<const ReplicaCommunicators> own;  // the coordinator's
+  std::vector<std::shared_ptr<CheckpointPart>> others;
+  std::shared_ptr<CoordinatedEpoch> epoch;
+  std::function<void(const absl::Status& why)> on_broken;  // EndingReplicas'
+};
+
+// Both wait, and are called by a thread that nobody else waits for. ReplicaLost if a replica is lost.
+
+// Writes every file but the manifest, which is to say what this returns: of one moment at each replica, while
+// nothing ends the window. Chunks are taken meanwhile. Refused as Head::BeginSave; nothing has changed then,
+// or after any other error.
+absl::StatusOr<HeadCheckpoint> SaveTogether(const std::shared_ptr<Head>& head,
+                                            const CheckpointReplicas& replicas, StateSink* sink);
+
+// Puts all replicas back to what `source` has, or none: but for an error after some rows were written, from
+// which the head is no use until it is restored again. `numbers.restores` as Head::Restore's; of the weights
+// the version is at least that of `numbers`. When a replica is lost behind FinishRestore of all, the next
+// epoch installs it.
+absl::Status RestoreTogether(const std::shared_ptr<Head>& head, const CheckpointReplicas& replicas,
+                             RestoreNumbers numbers, const std::shared_ptr<const StateSource>& source);
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_REPLICAS_JOINT_CHECKPOINT_H_
