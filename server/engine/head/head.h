@@ -317,13 +317,13 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // FAILED_PRECONDITION if a flush holds the window, UNAVAILABLE if a call is about to end it.
   absl::StatusOr<BegunSave> BeginSave();
   void EndSave();
-  // What this replica is between two of its batches, of which no other starts until SumHeldPart or
-  // ReleaseHeld. Its `gradients` say whether it has one. FAILED_PRECONDITION if it is at another place.
-  void HoldPart(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done);
+  // What this replica is between two of its batches, of which no other starts until SumCapturedPart or
+  // ReleaseCaptured. Its `gradients` say whether it has one. FAILED_PRECONDITION if it is at another place.
+  void CapturePart(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done);
   // Adds up the gradients of that moment: SumSlices.
-  void SumHeldPart(std::shared_ptr<const ReplicaCommunicators> replicas,
-                   std::function<void(absl::Status)> done);
-  void ReleaseHeld();
+  void SumCapturedPart(std::shared_ptr<const ReplicaCommunicators> replicas,
+                       std::function<void(absl::Status)> done);
+  void ReleaseCaptured();
 
   // From now on no window ends and nothing starts on the device, until InstallRestoredPart or
   // CancelRestorePart. UNAVAILABLE if a call ends the window.
@@ -592,9 +592,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckEpochLocked(uint64_t epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // HeadEnvironment::end_together, now or at EndSave.
   void EndTogether(WindowEnd end) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<HeadCheckpoint> HoldNow(uint64_t epoch, const WindowPlace& place)
+  absl::StatusOr<HeadCheckpoint> CapturePartNow(uint64_t epoch, const WindowPlace& place)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status SumHeldNow(const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status SumCapturedNow(const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<RestoringPart> BeginRestorePartNow(uint64_t epoch) ABSL_LOCKS_EXCLUDED(mutex_);
   // Only a restore that comes to its end mends what is done from here on.
   absl::Status BeginOverwriting() ABSL_LOCKS_EXCLUDED(mutex_);

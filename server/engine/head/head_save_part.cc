@@ -26,7 +26,7 @@ void Head::LeaveEpoch() {
     const MutexLock lock(mutex_);
     ++joint_.epoch;
   }
-  ReleaseHeld();
+  ReleaseCaptured();
   CancelRestorePart();
 }
 
@@ -63,18 +63,18 @@ void Head::EndTogether(WindowEnd end) {
   environment_.end_together(shared_from_this(), std::move(end));
 }
 
-void Head::HoldPart(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
+void Head::CapturePart(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
   uint64_t epoch = 0;
   {
     const MutexLock lock(mutex_);
     epoch = joint_.epoch;
   }
   PostSettled([self = shared_from_this(), epoch, place, done = std::move(done)] {
-    done(self->HoldNow(epoch, place));
+    done(self->CapturePartNow(epoch, place));
   });
 }
 
-absl::StatusOr<HeadCheckpoint> Head::HoldNow(uint64_t epoch, const WindowPlace& place) {
+absl::StatusOr<HeadCheckpoint> Head::CapturePartNow(uint64_t epoch, const WindowPlace& place) {
   const MutexLock lock(mutex_);
   if (absl::Status same = CheckEpochLocked(epoch); !same.ok()) return same;
   // A call that ends the window may have come since BeginSave: it waits, and the window is what it was.
@@ -89,36 +89,36 @@ absl::StatusOr<HeadCheckpoint> Head::HoldNow(uint64_t epoch, const WindowPlace& 
   if (!captured.ok()) return captured.status();
   captured->state.window.marks.clear();
   for (const GradientFile& file : captured->gradients) captured->state.gradients.push_back(file.name);
-  joint_.held = true;
+  joint_.captured = true;
   // The sum is to be of this very moment.
   environment_.scheduler->Pause(this);
   return std::move(captured->state);
 }
 
-void Head::SumHeldPart(std::shared_ptr<const ReplicaCommunicators> replicas,
-                       std::function<void(absl::Status)> done) {
+void Head::SumCapturedPart(std::shared_ptr<const ReplicaCommunicators> replicas,
+                           std::function<void(absl::Status)> done) {
   PostExchange([self = shared_from_this(), replicas = std::move(replicas), done = std::move(done)] {
-    done(self->SumHeldNow(*replicas));
+    done(self->SumCapturedNow(*replicas));
   });
 }
 
-absl::Status Head::SumHeldNow(const ReplicaCommunicators& replicas) {
+absl::Status Head::SumCapturedNow(const ReplicaCommunicators& replicas) {
   WindowGradient gradient;
   {
     const MutexLock lock(mutex_);
     if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-    if (!joint_.held) return absl::UnavailableError("the window to be summed was let go of");
+    if (!joint_.captured) return absl::UnavailableError("the window to be summed was let go of");
     gradient = WindowGradientLocked();
   }
   absl::Status summed = backend_->SumSlices(gradient.window, replicas);
-  ReleaseHeld();
+  ReleaseCaptured();
   if (!summed.ok() && !absl::IsUnavailable(summed)) OnDeviceFailure(summed);
   return summed;
 }
 
-void Head::ReleaseHeld() {
+void Head::ReleaseCaptured() {
   const MutexLock lock(mutex_);
-  if (std::exchange(joint_.held, false)) environment_.scheduler->Resume(this);
+  if (std::exchange(joint_.captured, false)) environment_.scheduler->Resume(this);
 }
 
 }  // namespace lossd::engine

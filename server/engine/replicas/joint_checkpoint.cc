@@ -29,12 +29,12 @@ class OwnCheckpointPart : public CheckpointPart {
                     std::shared_ptr<const StateSource> source)
       : head_(std::move(head)), replicas_(std::move(replicas)), source_(std::move(source)) {}
 
-  void Hold(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) override {
-    head_->HoldPart(place, std::move(done));
+  void Capture(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) override {
+    head_->CapturePart(place, std::move(done));
   }
-  void SumHeld(Done done) override { head_->SumHeldPart(replicas_, std::move(done)); }
+  void SumCaptured(Done done) override { head_->SumCapturedPart(replicas_, std::move(done)); }
   void Release(Done done) override {
-    head_->ReleaseHeld();
+    head_->ReleaseCaptured();
     done(absl::OkStatus());
   }
   void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override {
@@ -180,23 +180,23 @@ absl::StatusOr<HeadCheckpoint> JointSave::Save(const Head::BegunSave& begun) {
 }
 
 absl::StatusOr<HeadCheckpoint> JointSave::Capture(const WindowPlace& place) {
-  auto held = parts_.AskAll<absl::StatusOr<HeadCheckpoint>>(
+  auto captured = parts_.AskAll<absl::StatusOr<HeadCheckpoint>>(
       [&](CheckpointPart& part, size_t /*i*/, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
-        part.Hold(place, std::move(done));
+        part.Capture(place, std::move(done));
       });
   const auto release = [](CheckpointPart& part, CheckpointPart::Done done) { part.Release(std::move(done)); };
-  if (!held.ok()) {
+  if (!captured.ok()) {
     parts_.TellAll(release).IgnoreError();
-    return held.status();
+    return captured.status();
   }
   std::vector<HeadCheckpoint> parts;
-  for (absl::StatusOr<HeadCheckpoint>& part : *held) parts.push_back(*std::move(part));
+  for (absl::StatusOr<HeadCheckpoint>& part : *captured) parts.push_back(*std::move(part));
   HeadCheckpoint state = MergeParts(std::move(parts));
   const absl::Status summed =
       state.gradients.empty()
           ? parts_.TellAll(release)
           : parts_.Exchange([](CheckpointPart& part, size_t /*i*/, CheckpointPart::Done done) {
-              part.SumHeld(std::move(done));
+              part.SumCaptured(std::move(done));
             });
   if (!summed.ok()) return summed;
   return state;

@@ -35,15 +35,15 @@ class NoFiles : public engine::StateSource {
   const engine::HeadCheckpoint state_;
 };
 
-void Hold(const FoundHead& head, const group::v1::HoldWindow& hold, GroupMember::Reply reply) {
-  head->HoldPart({.generation = hold.generation(),
-                  .weight_version = hold.weight_version(),
-                  .optimizer_steps = hold.optimizer_steps(),
-                  .restores = hold.restores()},
-                 [reply = std::move(reply)](const absl::StatusOr<engine::HeadCheckpoint>& state) {
-                   if (!state.ok()) return reply(state.status());
-                   reply(engine::StateToText(*state));
-                 });
+void Capture(const FoundHead& head, const group::v1::CapturePart& capture, GroupMember::Reply reply) {
+  head->CapturePart({.generation = capture.generation(),
+                     .weight_version = capture.weight_version(),
+                     .optimizer_steps = capture.optimizer_steps(),
+                     .restores = capture.restores()},
+                    [reply = std::move(reply)](const absl::StatusOr<engine::HeadCheckpoint>& state) {
+                      if (!state.ok()) return reply(state.status());
+                      reply(engine::StateToText(*state));
+                    });
 }
 
 void BeginRestore(const FoundHead& head, const group::v1::BeginRestore& begin, GroupMember::Reply reply) {
@@ -81,18 +81,18 @@ ReplicaCommand CommandOf(const CheckpointCommand& part) {
 }  // namespace
 
 bool IsExchange(const CheckpointCommand& part) {
-  return part.has_sum_held() || part.has_finish_restore() || part.has_install_restored();
+  return part.has_sum_captured() || part.has_finish_restore() || part.has_install_restored();
 }
 
 void DoCheckpointPart(engine::Engine& engine, const FoundHead& head, const Replicas& replicas,
                       const CheckpointCommand& part, GroupMember::Reply reply) {
   switch (part.part_case()) {
-    case CheckpointCommand::kHold:
-      return Hold(head, part.hold(), std::move(reply));
-    case CheckpointCommand::kSumHeld:
-      return head->SumHeldPart(replicas, Replied(std::move(reply)));
+    case CheckpointCommand::kCapture:
+      return Capture(head, part.capture(), std::move(reply));
+    case CheckpointCommand::kSumCaptured:
+      return head->SumCapturedPart(replicas, Replied(std::move(reply)));
     case CheckpointCommand::kRelease:
-      head->ReleaseHeld();
+      head->ReleaseCaptured();
       return reply("");
     case CheckpointCommand::kBeginRestore:
       return BeginRestore(head, part.begin_restore(), std::move(reply));
@@ -109,30 +109,30 @@ void DoCheckpointPart(engine::Engine& engine, const FoundHead& head, const Repli
   }
 }
 
-void RemotePart::Hold(const engine::WindowPlace& place,
-                      std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) {
+void RemotePart::Capture(const engine::WindowPlace& place,
+                         std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) {
   CheckpointCommand part;
-  group::v1::HoldWindow& hold = *part.mutable_hold();
-  hold.set_generation(place.generation);
-  hold.set_weight_version(place.weight_version);
-  hold.set_optimizer_steps(place.optimizer_steps);
-  hold.set_restores(place.restores);
-  Ask("HoldWindow", CommandOf(part), [done = std::move(done)](const absl::StatusOr<std::string>& data) {
+  group::v1::CapturePart& capture = *part.mutable_capture();
+  capture.set_generation(place.generation);
+  capture.set_weight_version(place.weight_version);
+  capture.set_optimizer_steps(place.optimizer_steps);
+  capture.set_restores(place.restores);
+  Ask("CapturePart", CommandOf(part), [done = std::move(done)](const absl::StatusOr<std::string>& data) {
     if (!data.ok()) return done(data.status());
     done(engine::ParseState(*data));
   });
 }
 
-void RemotePart::SumHeld(Done done) {
+void RemotePart::SumCaptured(Done done) {
   CheckpointCommand part;
-  part.mutable_sum_held();
-  Ask("SumHeld", CommandOf(part), WithoutData(std::move(done)));
+  part.mutable_sum_captured();
+  Ask("SumCaptured", CommandOf(part), WithoutData(std::move(done)));
 }
 
 void RemotePart::Release(Done done) {
   CheckpointCommand part;
   part.mutable_release();
-  Ask("ReleaseHeld", CommandOf(part), WithoutData(std::move(done)));
+  Ask("ReleaseCaptured", CommandOf(part), WithoutData(std::move(done)));
 }
 
 void RemotePart::BeginRestore(std::function<void(absl::StatusOr<engine::RestoringPart>)> done) {

@@ -34,9 +34,9 @@ class RemotePart final : public engine::ReplicaPart, public engine::CheckpointPa
                  std::function<void(absl::Status)> done) override;
 
   // part_checkpoints.cc
-  void Hold(const engine::WindowPlace& place,
-            std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) override;
-  void SumHeld(Done done) override;
+  void Capture(const engine::WindowPlace& place,
+               std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) override;
+  void SumCaptured(Done done) override;
   void Release(Done done) override;
   void BeginRestore(std::function<void(absl::StatusOr<engine::RestoringPart>)> done) override;
   void FinishRestore(const engine::RestoredPart& part, Done done) override;

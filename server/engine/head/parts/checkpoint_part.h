@@ -46,8 +46,9 @@ class CheckpointPart {
   virtual ~CheckpointPart() = default;
 
   // Head's, with Part behind their names.
-  virtual void Hold(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) = 0;
-  virtual void SumHeld(Done done) = 0;
+  virtual void Capture(const WindowPlace& place,
+                       std::function<void(absl::StatusOr<HeadCheckpoint>)> done) = 0;
+  virtual void SumCaptured(Done done) = 0;
   virtual void Release(Done done) = 0;
   virtual void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) = 0;
 
@@ -65,7 +66,7 @@ struct JointCheckpoint {
 
   bool saving = false;                        // at the coordinator
   std::optional<WindowEnd> waiting_end = {};  // of a call that came meanwhile
-  bool held = false;                          // nothing starts on the device until the sum is there
+  bool captured = false;                      // nothing starts on the device until the sum is there
   RestorePhase restoring = RestorePhase::kNone;
   std::optional<RestoredPart> restored = {};  // in kReady
   bool leans = false;                         // PartState's

@@ -8,6 +8,8 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/data_type.h"
 #include "server/engine/common/random_id.h"
 #include "server/engine/device/cpu/cpu_backend.h"
 #include "server/engine/device/replica_connection.h"
@@ -17,7 +19,8 @@
 namespace lossd::engine::testing {
 namespace {
 
-constexpr int64_t kWorkspaceBytes = int64_t{1} << 20;
+// One row of a bf16 head takes 4 MiB where the processor multiplies bf16 by itself.
+constexpr int64_t kWorkspaceBytes = int64_t{8} << 20;
 
 std::vector<float> RandomFloats(uint64_t seed, int64_t count) {
   std::mt19937_64 random(seed);
@@ -101,8 +104,12 @@ void ReplicaServer::CreateHead(const HeadConfig& config) {
 }
 
 void ReplicaServer::OpenSession() {
-  const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", "client", 0, 1);
+  const std::string client_key = absl::StrCat("client ", engine_->options().place.replica);
+  const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", client_key, 0, 1);
   EXPECT_TRUE(opened.ok()) << opened.status();
+  sequence_ = opened->info.lanes[0].accepted;
+  sent_ = 0;
+  listener_ = std::make_shared<RecordingListener>();
   lane_ = *head()->AttachLane(opened->info.session_id, 0, listener_);
 }
 
@@ -137,7 +144,13 @@ absl::Status ReplicaServer::TryCompute(uint64_t seed, int64_t tokens, uint64_t g
   }
   chunk.labels.resize(labels.size() * sizeof(int64_t));
   std::memcpy(chunk.labels.data(), labels.data(), chunk.labels.size());
-  chunk.hidden_states = Payload::Of(BytesOf(RandomFloats(seed, tokens * config.hidden_size)));
+  const int64_t elements = tokens * config.hidden_size;
+  const std::vector<float> hidden_states = RandomFloats(seed, elements);
+  std::string converted(static_cast<size_t>(elements * kernels::SizeOf(config.weight_type)), '\0');
+  kernels::Convert(kernels::DataType::kFloat32, hidden_states.data(), config.weight_type, converted.data(),
+                   elements);
+  chunk.hidden_type = config.weight_type;
+  chunk.hidden_states = Payload::Of(std::move(converted));
   for (;;) {
     const auto changed = std::make_shared<std::promise<void>>();
     const absl::StatusOr<Head::Submission> taken =
@@ -147,7 +160,7 @@ absl::Status ReplicaServer::TryCompute(uint64_t seed, int64_t tokens, uint64_t g
     changed->get_future().wait();  // what ends the window has to be over
   }
   ++sequence_;
-  return listener_->AwaitAnswers(sequence_).back().error;
+  return listener_->AwaitAnswers(++sent_).back().error;
 }
 
 std::vector<float> ReplicaServer::Weights() {
@@ -180,12 +193,12 @@ HeadConfig ReplicaServers::FlushedHead() {
 }
 
 ReplicaServers::ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together,
-                               FindPart find_part, AddOptions add_options)
+                               FindPart find_part, Customize customize)
     : replicas_(size.replicas),
       ranks_(size.ranks),
       end_together_(std::move(end_together)),
       find_part_(std::move(find_part)),
-      add_options_(std::move(add_options)) {
+      customize_(std::move(customize)) {
   const bool by_calls = end_together_ == nullptr && replicas_ > 1;
   if (by_calls) {
     end_together_ = [this](std::shared_ptr<Head> head, WindowEnd end) {
@@ -218,7 +231,7 @@ EngineOptions ReplicaServers::OptionsOf(int32_t replica) const {
   options.place = {replica, replicas_};
   options.end_together = end_together_;
   options.find_part = find_part_;
-  if (add_options_ != nullptr) add_options_(&options);
+  if (customize_ != nullptr) customize_(replica, options);
   return options;
 }
 

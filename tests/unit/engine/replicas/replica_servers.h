@@ -51,29 +51,33 @@ class ReplicaServer {
   std::vector<float> Weights();
   // Seeded ones, the same at every server.
   void WriteWeights(uint64_t seed);
+  // The client opens its session again, as one whose stream was cut.
+  void Reconnect() { lane_.reset(); }
 
  private:
   void OpenSession();
 
   std::unique_ptr<Engine> engine_;
-  std::shared_ptr<RecordingListener> listener_ = std::make_shared<RecordingListener>();
+  std::shared_ptr<RecordingListener> listener_;
   std::optional<LaneAttachment> lane_;
   uint64_t sequence_ = 0;
+  size_t sent_ = 0;  // on this lane
 };
 
 class ReplicaServers {
  public:
   using EndTogether = std::function<void(std::shared_ptr<Head>, WindowEnd)>;
+  // What else an engine is given, whenever one is made.
+  using Customize = std::function<void(int32_t replica, EngineOptions& options)>;
   using FindPart = std::function<absl::StatusOr<std::shared_ptr<ReplicaPart>>(const Head&, int32_t replica)>;
   static constexpr int64_t kVocab = 37;
   static constexpr int64_t kHidden = 6;
 
   // With one replica it is a server of its own, which works alone. `end_together`: what the coordinator does
   // when its head is to end a window; by default it ends it with the others of this process, by calls.
-  // `find_part`: likewise, how it reaches one of them. `add_options`: to those of each engine; may be null.
-  using AddOptions = std::function<void(EngineOptions*)>;
+  // `find_part`: likewise, how it reaches one of them.
   ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together = nullptr,
-                 FindPart find_part = nullptr, AddOptions add_options = nullptr);
+                 FindPart find_part = nullptr, Customize customize = nullptr);
   ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together = nullptr,
                  FindPart find_part = nullptr)
       : ReplicaServers(SetSize{replicas}, config, std::move(end_together), std::move(find_part)) {}
@@ -135,7 +139,7 @@ class ReplicaServers {
   const int32_t ranks_;
   EndTogether end_together_;
   FindPart find_part_;
-  const AddOptions add_options_;
+  Customize customize_;
 
   std::shared_ptr<CoordinatedEpoch> epoch_ = std::make_shared<CoordinatedEpoch>();
   std::vector<std::unique_ptr<ReplicaServer>> servers_;

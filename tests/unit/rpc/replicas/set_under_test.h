@@ -31,7 +31,8 @@ class SetUnderTest {
  public:
   explicit SetUnderTest(int32_t replicas) : SetUnderTest(SetSize{replicas}) {}
   explicit SetUnderTest(const SetSize& size, const HeadConfig& config = ReplicaServers::AdamWHead(),
-                        FaultProxy::Plan plan = {}, std::optional<EndingPhase> cut_in = {})
+                        FaultProxy::Plan plan = {}, std::optional<EndingPhase> cut_in = {},
+                        const ReplicaServers::Customize& customize = nullptr)
       : replicas_(size.replicas),
         port_(FreePort()),
         // Those that are cut while they connect wait for several times as long.
@@ -44,7 +45,10 @@ class SetUnderTest {
             [this](const engine::Head& head, int32_t replica) {
               return sets_.at(0)->FindPart(head, replica);
             },
-            [this](engine::EngineOptions* options) { PublishAndCreateTogether(options); }),
+            [this, customize](int32_t replica, engine::EngineOptions& options) {
+              if (replica == 0) CustomizeCoordinator(options);
+              if (customize != nullptr) customize(replica, options);
+            }),
         proxy_(
             "127.0.0.1:" + std::to_string(port_), std::move(plan),
             {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}) {
@@ -62,7 +66,8 @@ class SetUnderTest {
   FaultProxy& proxy() { return proxy_; }
 
   void Meet(int32_t replica) { sets_.at(replica)->Meet(&servers_.at(replica).engine()); }
-  void Leave(int32_t replica) { sets_.erase(replica); }
+  // The map stays as it is: servers look up the coordinator in it.
+  void Leave(int32_t replica) { sets_.at(replica).reset(); }
   // The process of this replica is killed, and another one started.
   void Replace(int32_t replica) {
     Leave(replica);
@@ -76,6 +81,7 @@ class SetUnderTest {
   }
   void AwaitWhole() {
     for (auto& [replica, set] : sets_) {
+      if (set == nullptr) continue;
       while (!set->Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
@@ -98,24 +104,17 @@ class SetUnderTest {
   }
 
  private:
-  // But for what each server has before they meet.
-  void PublishAndCreateTogether(engine::EngineOptions* options) {
-    if (!options->place.coordinates()) return;
-    options->publish_together = [this](std::shared_ptr<engine::Head> head,
-                                       std::shared_ptr<engine::StagedWrite> write) {
-      if (started_) return sets_.at(0)->PublishTogether(std::move(head), std::move(write));
-      head->PublishPrepared([](const absl::StatusOr<uint64_t>&) {});
-    };
-    options->create_together = [this](const HeadConfig& config) {
-      return started_ ? sets_.at(0)->CreateTogether(config) : absl::OkStatus();
-    };
-    options->delete_together = [this](const std::string& name, engine::Engine::DiscardGradient discard) {
-      return sets_.at(0)->DeleteTogether(name, discard);
-    };
-  }
   static int FreePort() {
     const FaultProxy taken("127.0.0.1:1");
     return taken.port();
+  }
+  void CustomizeCoordinator(engine::EngineOptions& options) {
+    options.find_replicas = [this](const engine::Head& head, absl::Duration timeout) {
+      return sets_.at(0)->FindReplicas(head, timeout);
+    };
+    options.create_together = [this](const HeadConfig& head) {
+      return started_ ? sets_.at(0)->CreateTogether(head) : absl::OkStatus();
+    };
   }
   void Create(int32_t replica) {
     ReplicaSetOptions options;
@@ -131,7 +130,7 @@ class SetUnderTest {
   const int port_;
   const absl::Duration replica_timeout_;
   std::atomic<bool> started_ = false;  // all servers are there
-  std::map<int32_t, std::unique_ptr<ReplicaSet>> sets_;
+  std::map<int32_t, std::unique_ptr<ReplicaSet>> sets_;  // of all; null: left
   ReplicaServers servers_;
   FaultProxy proxy_;  // its threads look at the servers
 };

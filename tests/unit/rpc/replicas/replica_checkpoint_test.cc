@@ -1,0 +1,399 @@
+// Heads over replicas that are saved and restored: a checkpoint is that of one server which had all batches,
+// into however many replicas it goes, and whoever is lost meanwhile.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "server/engine/checkpoint/checkpoint_store.h"
+#include "server/engine/device/optimizer_state.h"
+#include "tests/unit/engine/checkpoint/checkpoint_folder.h"
+#include "tests/unit/rpc/replicas/set_under_test.h"
+
+namespace lossd::rpc::replica_checkpoint_test {
+namespace {
+
+using engine::CheckpointFolder;
+using engine::CheckpointInfo;
+using engine::CheckpointStore;
+using engine::Engine;
+using engine::EngineOptions;
+using engine::HeadConfig;
+using engine::PartRows;
+using engine::SavedCheckpoint;
+using engine::SessionMarks;
+using engine::StateTensor;
+using engine::StepRequest;
+using engine::StepResult;
+using engine::testing::ReplicaServers;
+using replica_set_test::SetUnderTest;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr StepRequest kStep = {.learning_rate = 1e-2};
+
+HeadConfig MasterHead() {
+  HeadConfig config = ReplicaServers::AdamWHead();
+  config.weight_type = kernels::DataType::kBFloat16;
+  config.master_weights = true;
+  config.bias = true;
+  config.optimizer.weight_decay = 0.01;
+  return config;
+}
+
+ReplicaServers::Customize KeptIn(const CheckpointFolder& folder,
+                                 const engine::DurableFiles::Fault& fault = nullptr) {
+  return [path = folder.path(), fault](int32_t replica, EngineOptions& options) {
+    options.memory_limit_bytes = int64_t{1} << 30;
+    if (replica == 0) options.checkpoints = *CheckpointStore::Open(path, fault);
+  };
+}
+
+// Servers that have met, or one alone.
+class Servers {
+ public:
+  Servers(int32_t replicas, const HeadConfig& config, const CheckpointFolder& folder,
+          const engine::DurableFiles::Fault& fault = nullptr)
+      : replicas_(replicas) {
+    if (replicas == 1) {
+      one_ = std::make_unique<ReplicaServers>(1, config, nullptr, nullptr, KeptIn(folder, fault));
+      return;
+    }
+    set_ = std::make_unique<SetUnderTest>(replicas, config, nullptr, std::nullopt, KeptIn(folder, fault));
+    set_->MeetAll();
+  }
+
+  int32_t replicas() const { return replicas_; }
+  SetUnderTest& set() { return *set_; }
+  ReplicaServers& all() { return set_ != nullptr ? set_->servers() : *one_; }
+  Engine& engine() { return all().at(0).engine(); }
+  uint64_t generation() { return all().at(0).generation(); }
+
+  void Compute(uint64_t seed) {
+    for (int32_t replica = 0; replica < replicas_; ++replica) {
+      all().at(replica).Compute(seed + static_cast<uint64_t>(replica), 3 + replica, generation());
+    }
+  }
+  absl::StatusOr<StepResult> Step() { return all().Step(generation(), kStep); }
+  absl::StatusOr<SavedCheckpoint> Save(const std::string& tag) { return engine().SaveCheckpoint("h", tag); }
+  absl::StatusOr<CheckpointInfo> Restore(const std::string& tag) {
+    absl::StatusOr<CheckpointInfo> restored = engine().RestoreCheckpoint("h", tag);
+    for (int32_t replica = 0; replica < replicas_; ++replica) all().at(replica).Reconnect();
+    return restored;
+  }
+
+  // Every tensor of the head, and whether all who have its rows have the same.
+  std::map<std::string, std::string> State() {
+    std::map<std::string, std::string> state;
+    for (const StateTensor& tensor : TensorsOf(all().at(0).head()->config())) {
+      std::string& bytes = state[tensor.name];
+      const kernels::SliceLayout layout(tensor.rows, replicas_);
+      for (int32_t slice = 0; slice < replicas_; ++slice) {
+        const PartRows rows{tensor.name, layout.Slice(slice)};
+        const std::string own = Read(slice, rows);
+        EXPECT_EQ(Read(layout.MirrorOf(slice), rows), own) << tensor.name << ", slice " << slice;
+        bytes += own;
+      }
+    }
+    return state;
+  }
+  // As batches use them, at every replica.
+  std::vector<float> Weights(int32_t replica) {
+    const std::shared_ptr<engine::Head> head = all().at(replica).head();
+    const HeadConfig& config = head->config();
+    std::string bytes(static_cast<size_t>(config.weight_bytes()), '\0');
+    std::promise<void> read;
+    head->ReadWeights(0, config.vocab_size, config.weight_type, {bytes.data()},
+                      [&](const absl::StatusOr<uint64_t>& version) {
+                        EXPECT_TRUE(version.ok()) << version.status();
+                        read.set_value();
+                      });
+    read.get_future().wait();
+    std::vector<float> weights(static_cast<size_t>(config.elements()));
+    kernels::Convert(config.weight_type, bytes.data(), kernels::DataType::kFloat32, weights.data(),
+                     config.elements());
+    return weights;
+  }
+  void ExpectAllAlike() {
+    for (int32_t replica = 1; replica < replicas_; ++replica) {
+      EXPECT_EQ(Weights(replica), Weights(0)) << "at replica " << replica;
+      EXPECT_EQ(all().at(replica).head()->restores(), all().at(0).head()->restores());
+      EXPECT_EQ(all().at(replica).head()->weight_version(), all().at(0).head()->weight_version());
+      EXPECT_EQ(all().at(replica).generation(), generation());
+    }
+  }
+
+ private:
+  static std::vector<StateTensor> TensorsOf(const HeadConfig& config) {
+    return engine::StateTensorsOf(config);
+  }
+  std::string Read(int32_t replica, const PartRows& rows) {
+    std::promise<absl::StatusOr<std::string>> read;
+    all().at(replica).head()->ReadPartRows(
+        rows, [&](absl::StatusOr<std::string> bytes) { read.set_value(std::move(bytes)); });
+    const absl::StatusOr<std::string> bytes = read.get_future().get();
+    EXPECT_TRUE(bytes.ok()) << bytes.status();
+    return bytes.value_or("");
+  }
+
+  const int32_t replicas_;
+  std::unique_ptr<SetUnderTest> set_;
+  std::unique_ptr<ReplicaServers> one_;
+};
+
+struct Case {
+  int32_t replicas;
+  bool master;
+};
+void PrintTo(const Case& param, std::ostream* out) {
+  *out << param.replicas << " replicas, " << (param.master ? "bf16 with master weights" : "fp32");
+}
+
+class ReplicaCheckpointTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static HeadConfig Config() { return GetParam().master ? MasterHead() : ReplicaServers::AdamWHead(); }
+  static int32_t replicas() { return GetParam().replicas; }
+
+  CheckpointFolder folder_;
+};
+
+TEST_P(ReplicaCheckpointTest, OneOfTheMiddleOfAWindowGoesIntoAsManyReplicasAsThereAre) {
+  std::map<std::string, std::string> saved;
+  std::map<std::string, std::string> stepped;
+  uint64_t tokens = 0;
+  {
+    Servers servers(replicas(), Config(), folder_);
+    servers.Compute(100);
+    ASSERT_TRUE(servers.Step().ok());
+    servers.Compute(200);
+    const absl::StatusOr<SavedCheckpoint> save = servers.Save("a");
+    ASSERT_TRUE(save.ok()) << save.status();
+    EXPECT_EQ(save->info.generation, 2U);
+    EXPECT_EQ(save->info.optimizer_steps, 1);
+    tokens = save->info.window_tokens;
+    saved = servers.State();
+    const absl::StatusOr<StepResult> step = servers.Step();
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_EQ(step->window_tokens, tokens);
+    stepped = servers.State();
+    servers.Compute(300);
+    ASSERT_TRUE(servers.Step().ok());
+
+    const absl::StatusOr<CheckpointInfo> restored = servers.Restore("a");
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(servers.State(), saved);
+    servers.ExpectAllAlike();
+    EXPECT_EQ(servers.all().at(0).head()->restores(), 1U);
+    const absl::StatusOr<StepResult> again = servers.Step();
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->window_tokens, tokens);
+    EXPECT_EQ(servers.State(), stepped);
+    servers.ExpectAllAlike();
+  }
+  for (const int32_t others : {1, 2, 3}) {
+    SCOPED_TRACE(others);
+    Servers servers(others, Config(), folder_);
+    const absl::StatusOr<CheckpointInfo> restored = servers.Restore("a");
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(servers.State(), saved);
+    const std::vector<SessionMarks> marks = servers.all().Marks();
+    EXPECT_EQ(marks.size(), static_cast<size_t>(replicas())) << "each session is at one of them";
+    const absl::StatusOr<StepResult> step = servers.Step();
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_EQ(step->window_tokens, tokens);
+    EXPECT_EQ(servers.State(), stepped);
+    servers.ExpectAllAlike();
+  }
+}
+
+TEST_P(ReplicaCheckpointTest, OneOfAServerThatWasAloneGoesIntoReplicas) {
+  std::map<std::string, std::string> stepped;
+  {
+    Servers one(1, Config(), folder_);
+    one.Compute(100);
+    ASSERT_TRUE(one.Step().ok());
+    one.Compute(200);
+    ASSERT_TRUE(one.Save("a").ok());
+    ASSERT_TRUE(one.Step().ok());
+    stepped = one.State();
+  }
+  Servers servers(replicas(), Config(), folder_);
+  const absl::StatusOr<CheckpointInfo> restored = servers.Restore("");
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  ASSERT_TRUE(servers.Step().ok());
+  EXPECT_EQ(servers.State(), stepped);
+  servers.ExpectAllAlike();
+  servers.Compute(300);
+  EXPECT_TRUE(servers.Step().ok()) << "windows go on";
+}
+
+TEST_P(ReplicaCheckpointTest, ASavedWindowGoesOnAndCountsEveryBatchOnce) {
+  Servers servers(replicas(), Config(), folder_);
+  CheckpointFolder unused;
+  Servers never_saved(replicas(), Config(), unused);
+  for (uint64_t seed : {100, 200, 300}) {
+    for (Servers* each : {&servers, &never_saved}) {
+      each->Compute(seed);
+    }
+    ASSERT_TRUE(servers.Save("a").ok());
+    for (Servers* each : {&servers, &never_saved}) {
+      each->Compute(seed + 50);
+      ASSERT_TRUE(each->Step().ok());
+    }
+  }
+  EXPECT_EQ(servers.State(), never_saved.State());
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicas, ReplicaCheckpointTest,
+                         ::testing::Values(Case{2, true}, Case{2, false}, Case{3, true}, Case{3, false}));
+
+// A disk on which the first file of a checkpoint takes until it is let go.
+class SlowDisk {
+ public:
+  engine::DurableFiles::Fault fault() {
+    return [this](absl::string_view step, const std::string& /*path*/) {
+      if (step == "create" && !waited_.exchange(true)) {
+        reached_.set_value();
+        go_.get_future().wait();
+      }
+      return 0;
+    };
+  }
+  void AwaitReached() { reached_.get_future().wait(); }
+  void LetGo() { go_.set_value(); }
+
+ private:
+  std::atomic<bool> waited_ = false;
+  std::promise<void> reached_;
+  std::promise<void> go_;
+};
+
+TEST(ReplicaCheckpoint, AStepThatComesMeanwhileWaitsAndChunksDoNot) {
+  CheckpointFolder folder;
+  SlowDisk disk;
+  Servers servers(3, MasterHead(), folder, disk.fault());
+  servers.Compute(100);
+  auto saving = std::async(std::launch::async, [&] { return servers.Save("a"); });
+  disk.AwaitReached();
+  servers.Compute(200);
+  auto step = servers.all().BeginStep(1, servers.all().Marks(), kStep);
+  EXPECT_NE(step.wait_for(std::chrono::milliseconds(100)), std::future_status::ready);
+  disk.LetGo();
+  const absl::StatusOr<SavedCheckpoint> saved = saving.get();
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  const absl::StatusOr<StepResult> stepped = ReplicaServers::Answer(std::move(step));
+  ASSERT_TRUE(stepped.ok()) << stepped.status();
+  EXPECT_EQ(2 * saved->info.window_tokens, stepped->window_tokens) << "what came meanwhile is not in it";
+  const std::map<std::string, std::string> with_all = servers.State();
+  ASSERT_TRUE(servers.Restore("a").ok());
+  servers.Compute(200);
+  ASSERT_TRUE(servers.Step().ok());
+  EXPECT_EQ(servers.all().at(0).head()->Info().optimizer_steps, 1);
+}
+
+TEST(ReplicaCheckpoint, AReplicaThatIsLostFailsTheSaveAndNothingElse) {
+  CheckpointFolder folder;
+  SlowDisk disk;
+  Servers servers(3, MasterHead(), folder, disk.fault());
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  const std::map<std::string, std::string> before = servers.State();
+  servers.Compute(200);
+  auto saving = std::async(std::launch::async, [&] { return servers.Save("a"); });
+  disk.AwaitReached();
+  servers.set().Replace(1);
+  disk.LetGo();
+  const absl::StatusOr<SavedCheckpoint> saved = saving.get();
+  EXPECT_TRUE(absl::IsUnavailable(saved.status())) << saved.status();
+  servers.set().AwaitWhole();
+  EXPECT_THAT(*servers.engine().ListCheckpoints("h"), IsEmpty());
+  EXPECT_EQ(servers.State(), before);
+  EXPECT_TRUE(servers.Step().ok());
+  EXPECT_TRUE(servers.Save("b").ok());
+}
+
+TEST(ReplicaCheckpoint, OthersSayWhoKeepsThem) {
+  CheckpointFolder folder;
+  Servers servers(2, MasterHead(), folder);
+  const absl::Status refused = servers.all().at(1).engine().SaveCheckpoint("h", "a").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("replica 0"));
+}
+
+TEST(ReplicaCheckpoint, WithoutAllReplicasNothingIsSavedOrRestored) {
+  CheckpointFolder folder;
+  Servers servers(2, MasterHead(), folder);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Save("a").ok());
+  servers.set().Leave(1);
+  while (servers.set().set(0).Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(absl::IsUnavailable(servers.Save("b").status()));
+}
+
+TEST(ReplicaCheckpoint, WhatHasHadItsGradientAtALostCoordinatorIsSentAgain) {
+  CheckpointFolder folder;
+  Servers servers(3, ReplicaServers::AdamWHead(), folder);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Save("a").ok());
+  ASSERT_TRUE(servers.Step().ok());
+  const std::map<std::string, std::string> stepped = servers.State();
+  ASSERT_TRUE(servers.Restore("a").ok());
+  servers.set().Replace(0);
+  servers.set().AwaitWhole();
+  EXPECT_THAT(servers.all().Marks(), IsEmpty()) << "nothing is said to be in a window that is lost";
+  for (int32_t replica = 0; replica < 3; ++replica) servers.all().at(replica).Reconnect();
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  EXPECT_EQ(servers.State(), stepped);
+}
+
+// Whoever is killed, and whenever.
+class KilledCheckpointTest : public ::testing::TestWithParam<uint32_t> {
+ protected:
+  // Another replica than the coordinator, whose caller would be lost as well.
+  void KillSoon(Servers& servers) {
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(std::uniform_int_distribution<int>(0, 20000)(random_)));
+    servers.set().Replace(std::uniform_int_distribution<int32_t>(1, servers.replicas() - 1)(random_));
+  }
+  std::mt19937 random_{GetParam()};
+  CheckpointFolder folder_;
+};
+
+TEST_P(KilledCheckpointTest, ASaveIsWholeOrThereIsNone) {
+  Servers servers(3, MasterHead(), folder_);
+  for (int round = 0; round < 6; ++round) {
+    SCOPED_TRACE(round);
+    servers.Compute(1000 * static_cast<uint64_t>(round));
+    const std::string tag = "t" + std::to_string(round);
+    auto saving = std::async(std::launch::async, [&] { return servers.Save(tag); });
+    KillSoon(servers);
+    const absl::StatusOr<SavedCheckpoint> saved = saving.get();
+    servers.set().AwaitWhole();
+    for (int32_t replica = 0; replica < 3; ++replica) servers.all().at(replica).Reconnect();
+    const std::map<std::string, std::string> state = servers.State();
+    ASSERT_TRUE(servers.Step().ok()) << "windows go on";
+    if (saved.ok()) {
+      ASSERT_TRUE(servers.Restore(tag).ok());
+      EXPECT_EQ(servers.State(), state);
+      ASSERT_TRUE(servers.Step().ok());
+    } else {
+      EXPECT_TRUE(absl::IsUnavailable(saved.status())) << saved.status();
+      EXPECT_TRUE(absl::IsNotFound(servers.engine().RestoreCheckpoint("h", tag).status()));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicas, KilledCheckpointTest, ::testing::Values(1, 2, 3));
+
+}  // namespace
+}  // namespace lossd::rpc::replica_checkpoint_test
