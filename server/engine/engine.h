@@ -267,6 +267,7 @@ class Engine {
   // Not ok where checkpoints are another server's to keep, or nobody's.
   absl::Status CheckKeepsCheckpoints() const;
   absl::StatusOr<HeadCheckpoint> WriteState(Head& head, Head::SaveAs as, StateSink* sink);
+  absl::Status CreateAtOthers(const HeadConfig& config);
   absl::Status RestoreAll(Head& head, const RestoreNumbers& numbers,
                           const std::shared_ptr<const CheckpointReader>& reader)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);

@@ -259,7 +259,8 @@ absl::Status Engine::RestoreAll(Head& head, const RestoreNumbers& numbers,
     if (head.restores() == numbers.restores) {
       restored = absl::OkStatus();
     } else {
-      restored = RestoreTogether(head.shared_from_this(), *replicas, numbers, reader);
+      restored = CreateAtOthers(head.config());
+      if (restored.ok()) restored = RestoreTogether(head.shared_from_this(), *replicas, numbers, reader);
       if (IsReplicaLost(restored)) absl::SleepFor(kPauseToRestore);
     }
   } while (IsReplicaLost(restored) && absl::Now() < deadline);
@@ -269,6 +270,13 @@ absl::Status Engine::RestoreAll(Head& head, const RestoreNumbers& numbers,
   }
   AdoptSessions(head);
   return absl::OkStatus();
+}
+
+// One that has come back has nothing of a head that is half restored.
+absl::Status Engine::CreateAtOthers(const HeadConfig& config) {
+  if (options_.create_together == nullptr) return absl::OkStatus();
+  absl::Status created = options_.create_together(config);
+  return absl::IsUnavailable(created) ? ReplicaLost(created.message()) : created;
 }
 
 void Engine::InstallRestored(Head& head) {

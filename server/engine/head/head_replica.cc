@@ -105,9 +105,8 @@ absl::Status Head::CheckMayPublishLocked() const {
 
 absl::Status Head::CheckNothingPreparedLocked() const {
   if (!environment_.place.shared() || weights_.committing().empty()) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("weights of head ", config_.name,
-                                             " are being published at all replicas; end its window when "
-                                             "they are"));
+  return absl::UnavailableError(absl::StrCat(
+      "weights of head ", config_.name, " are being published at all replicas; ask again when they are"));
 }
 
 absl::Status Head::CheckSameWeightsLocked(const WindowEnd& end) const {

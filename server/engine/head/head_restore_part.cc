@@ -36,6 +36,7 @@ absl::StatusOr<RestoringPart> Head::BeginRestorePartNow(uint64_t epoch) {
                        absl::StrCat("a call that ends the window of head ", config_.name,
                                     " is under way; restore it when that is answered"));
     }
+    if (absl::Status none = CheckNothingPreparedLocked(); !none.ok()) return none;
     joint_.restoring = RestorePhase::kBegun;
     lifecycle_.BeginRestore(MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
                                       absl::StrCat("head ", config_.name, " is being restored")));

@@ -38,6 +38,7 @@ absl::StatusOr<Head::BegunSave> Head::BeginSave() {
                      absl::StrCat("another call ends the window of head ", config_.name,
                                   ", or saves it; save it when that is answered"));
   }
+  if (absl::Status none = CheckNothingPreparedLocked(); !none.ok()) return none;
   joint_.saving = true;
   return BegunSave{PlaceLocked(), KeysLocked()};
 }

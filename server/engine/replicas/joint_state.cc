@@ -74,18 +74,19 @@ std::vector<RestoredPart> SplitCheckpoint(const HeadCheckpoint& state, const Res
   const auto count = static_cast<int32_t>(replicas.size());
   std::vector<Ancestor> pasts = state.ancestors;
   pasts.push_back(AncestorOf(state));
+  const bool leans =
+      std::any_of(state.sessions.begin(), state.sessions.end(), [&](const SessionCheckpoint& entry) {
+        return entry.session.contributed() && ReplicaOf(entry.id, count) != ReplicaPlace::kCoordinator;
+      });
   std::vector<RestoredPart> parts;
   for (int32_t replica = 0; replica < count; ++replica) {
-    RestoredPart& part = parts.emplace_back(RestoredPart{state, numbers});
-    HeadCheckpoint& own = part.state;
+    HeadCheckpoint& own = parts.emplace_back(RestoredPart{state, numbers, leans}).state;
     std::erase_if(own.sessions,
                   [&](const SessionCheckpoint& entry) { return ReplicaOf(entry.id, count) != replica; });
     if (replica != ReplicaPlace::kCoordinator) {
       own.window.state = WindowState::kOpen;
       own.window.tokens = own.window.next_tokens = 0;
       own.gradients.clear();
-      part.leans = std::any_of(own.sessions.begin(), own.sessions.end(),
-                               [](const SessionCheckpoint& entry) { return entry.session.contributed(); });
     }
     // What it was itself when this was saved comes last: clients of it are told so (restored_from).
     own.ancestors = pasts;

@@ -3,7 +3,6 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <chrono>
-#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -96,9 +95,8 @@ void SessionRouter::OpenSession(const grpc::CallbackServerContext& context,
 
 void SessionRouter::CloseSession(const grpc::CallbackServerContext& context,
                                  const v1::CloseSessionRequest& request, Closed done) {
-  const std::optional<int32_t> replica = engine::ReplicaOf(request.session_id());
-  const int32_t at = replica.value_or(place_.replica);
-  if (at == place_.replica || at >= place_.replicas) {
+  const int32_t at = engine::ReplicaOf(request.session_id(), place_.replicas);
+  if (at == place_.replica) {
     const auto here = served();
     return done(ToGrpcStatus(here.ok() ? (*here)->calls.close(request) : here.status()));
   }

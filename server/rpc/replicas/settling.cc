@@ -186,8 +186,8 @@ absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine
   PartState part = Furthest(parts);
   const std::optional<PartState>& own = parts[static_cast<size_t>(place.replica)];
   deed.installs = own.has_value() && own->restoring == RestorePhase::kReady;
-  deed.drops_window = !parts[engine::ReplicaPlace::kCoordinator].has_value() && own.has_value() &&
-                      own->leans && deed.verdict == Verdict::kDrop;
+  const bool one_is_empty = std::any_of(parts.begin(), parts.end(), [](const auto& one) { return !one; });
+  deed.drops_window = one_is_empty && own.has_value() && own->leans && deed.verdict == Verdict::kDrop;
   uint64_t low = part.generation;
   for (const std::optional<PartState>& one : parts) {
     if (one.has_value()) low = std::min(low, one->generation);
@@ -296,10 +296,9 @@ void Settling::Finish(engine::Engine& engine) {
     }
     if (deed.installs) engine.InstallRestored(*deed.head);
     if (deed.drops_window) {
-      engine.DropWindow(*deed.head, absl::UnavailableError(absl::StrCat(
-                                        "replica ", engine::ReplicaPlace::kCoordinator,
-                                        " was lost, and with it what a restore had put there: open the "
-                                        "session again, and send the window's chunks again")));
+      engine.DropWindow(*deed.head, absl::UnavailableError(
+                                        "a replica was lost in a window that was restored, of which all "
+                                        "have a part: open the session again, and send its chunks again"));
     }
     if (deed.filled) deed.head->InstallPart(deed.part);
     if (deed.verdict == Verdict::kCommit) {

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "proto/wire/row_wire.h"
 #include "server/engine/common/errors.h"
+#include "server/engine/common/replica_place.h"
 #include "server/rpc/calls/call_observer.h"
 #include "server/rpc/calls/call_record.h"
 #include "server/rpc/calls/methods.h"
@@ -162,7 +163,7 @@ absl::Status LossService::Open(const v1::OpenSessionRequest& request, const std:
   if (opened->info.restored_from.has_value()) response->set_restored_from(*opened->info.restored_from);
   if (placer_ != nullptr) {
     response->set_replica(placer_->replica());
-    response->set_history(placer_->history());
+    response->set_history(engine::HistoryOf(placer_->history(), opened->info.restores));
   }
   return absl::OkStatus();
 }

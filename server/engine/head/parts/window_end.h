@@ -80,8 +80,8 @@ struct PartState {
   // In kReady everything else is what it will be when that is installed.
   RestorePhase restoring = RestorePhase::kNone;
   uint64_t restores = 0;  // of the head
-  // What its sessions have added to this window lies in the gradient of the coordinator, which had all of a
-  // checkpoint: with that it is lost.
+  // The window comes out of a checkpoint: what sessions of several replicas have added lies in the gradient
+  // of the coordinator. With one replica the window of all of them is lost.
   bool leans = false;
 
   JointStep before() const {

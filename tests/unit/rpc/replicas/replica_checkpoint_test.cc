@@ -87,8 +87,11 @@ class Servers {
   absl::StatusOr<SavedCheckpoint> Save(const std::string& tag) { return engine().SaveCheckpoint("h", tag); }
   absl::StatusOr<CheckpointInfo> Restore(const std::string& tag) {
     absl::StatusOr<CheckpointInfo> restored = engine().RestoreCheckpoint("h", tag);
-    for (int32_t replica = 0; replica < replicas_; ++replica) all().at(replica).Reconnect();
+    ReconnectAll();
     return restored;
+  }
+  void ReconnectAll() {
+    for (int32_t replica = 0; replica < replicas_; ++replica) all().at(replica).Reconnect();
   }
 
   // Every tensor of the head, and whether all who have its rows have the same.
@@ -242,7 +245,9 @@ TEST_P(ReplicaCheckpointTest, ASavedWindowGoesOnAndCountsEveryBatchOnce) {
     Servers servers(replicas(), Config(), folder_);
     for (uint64_t seed : {100, 200, 300}) {
       servers.Compute(seed);
-      if (saves) ASSERT_TRUE(servers.Save("a").ok());
+      if (saves) {
+        ASSERT_TRUE(servers.Save("a").ok());
+      }
       servers.Compute(seed + 50);
       ASSERT_TRUE(servers.Step().ok());
     }
@@ -340,7 +345,9 @@ TEST(ReplicaCheckpoint, WithoutAllReplicasNothingIsSavedOrRestored) {
   EXPECT_TRUE(absl::IsUnavailable(servers.Save("b").status()));
 }
 
-TEST(ReplicaCheckpoint, WhatHasHadItsGradientAtALostCoordinatorIsSentAgain) {
+class RestoredWindowTest : public ::testing::TestWithParam<int32_t> {};
+
+TEST_P(RestoredWindowTest, IsLostAsAWholeWithOneReplicaAndSentAgain) {
   CheckpointFolder folder;
   Servers servers(3, ReplicaServers::AdamWHead(), folder);
   servers.Compute(100);
@@ -348,13 +355,42 @@ TEST(ReplicaCheckpoint, WhatHasHadItsGradientAtALostCoordinatorIsSentAgain) {
   ASSERT_TRUE(servers.Step().ok());
   const std::map<std::string, std::string> stepped = servers.State();
   ASSERT_TRUE(servers.Restore("a").ok());
-  servers.set().Replace(0);
+  servers.set().Replace(GetParam());
   servers.set().AwaitWhole();
   EXPECT_THAT(servers.all().Marks(), IsEmpty()) << "nothing is said to be in a window that is lost";
-  for (int32_t replica = 0; replica < 3; ++replica) servers.all().at(replica).Reconnect();
+  servers.ReconnectAll();
   servers.Compute(100);
   ASSERT_TRUE(servers.Step().ok());
   EXPECT_EQ(servers.State(), stepped);
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicas, RestoredWindowTest, ::testing::Values(0, 1, 2));
+
+// What a coordinator leaves behind that was lost when it had overwritten some rows.
+TEST(ReplicaCheckpoint, AHeadThatIsHalfRestoredIsRestoredAgain) {
+  CheckpointFolder folder;
+  Servers servers(3, MasterHead(), folder);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Save("a").ok());
+  const std::map<std::string, std::string> saved = servers.State();
+  ASSERT_TRUE(servers.Step().ok());
+  const std::shared_ptr<engine::Head> half = servers.all().at(1).head();
+  std::promise<absl::Status> begun;
+  half->BeginRestorePart([&](const auto& part) { begun.set_value(part.status()); });
+  ASSERT_TRUE(begun.get_future().get().ok());
+  std::promise<absl::Status> written;
+  const kernels::RowSpan rows = kernels::SliceLayout(ReplicaServers::kVocab, 3).Slice(1);
+  half->WritePartRows({"exp_avg", rows},
+                      std::string(rows.count * ReplicaServers::kHidden * sizeof(float), '\1'),
+                      [&](const absl::Status& status) { written.set_value(status); });
+  ASSERT_TRUE(written.get_future().get().ok());
+  servers.set().Replace(0);
+  servers.set().AwaitWhole();
+  const absl::StatusOr<CheckpointInfo> restored = servers.Restore("a");
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(servers.State(), saved);
+  servers.ExpectAllAlike();
+  EXPECT_TRUE(servers.Step().ok());
 }
 
 // Whoever is killed, and whenever.
@@ -380,7 +416,7 @@ TEST_P(KilledCheckpointTest, ASaveIsWholeOrThereIsNone) {
     KillSoon(servers);
     const absl::StatusOr<SavedCheckpoint> saved = saving.get();
     servers.set().AwaitWhole();
-    for (int32_t replica = 0; replica < 3; ++replica) servers.all().at(replica).Reconnect();
+    servers.ReconnectAll();
     const std::map<std::string, std::string> state = servers.State();
     ASSERT_TRUE(servers.Step().ok()) << "windows go on";
     if (saved.ok()) {
@@ -391,6 +427,33 @@ TEST_P(KilledCheckpointTest, ASaveIsWholeOrThereIsNone) {
       EXPECT_TRUE(absl::IsUnavailable(saved.status())) << saved.status();
       EXPECT_TRUE(absl::IsNotFound(servers.engine().RestoreCheckpoint("h", tag).status()));
     }
+  }
+}
+
+TEST_P(KilledCheckpointTest, ARestoreComesToItsEndAllTheSame) {
+  Servers servers(3, MasterHead(), folder_);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  const std::map<std::string, std::string> saved = servers.State();
+  servers.Compute(200);
+  ASSERT_TRUE(servers.Save("a").ok());
+  ASSERT_TRUE(servers.Step().ok());
+  const std::map<std::string, std::string> stepped = servers.State();
+  for (int round = 0; round < 6; ++round) {
+    SCOPED_TRACE(round);
+    auto restoring = std::async(std::launch::async, [&] { return servers.Restore("a"); });
+    KillSoon(servers);
+    const absl::StatusOr<CheckpointInfo> restored = restoring.get();
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    servers.set().AwaitWhole();
+    servers.ReconnectAll();
+    EXPECT_EQ(servers.State(), saved);
+    servers.ExpectAllAlike();
+    const size_t known = servers.all().Marks().size();
+    EXPECT_TRUE(known == 3 || known == 0) << known << " of the sessions are left, which have one gradient";
+    if (known == 0) servers.Compute(200);
+    ASSERT_TRUE(servers.Step().ok());
+    EXPECT_EQ(servers.State(), stepped);
   }
 }
 
