@@ -342,6 +342,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void DropWindowPart(const absl::Status& why, std::function<void()> done);
   // The replicas have parted: what was asked for until now comes to nothing.
   void LeaveEpoch();
+  // HeadBackend's rows of each slice, by slice. None once the head has ended.
+  std::vector<std::vector<kernels::RowSpan>> SliceRows() const;
   // Keys under which the head would save these tensors now.
   FileKeys KeysOf(const std::vector<StateTensor>& tensors) const;
 

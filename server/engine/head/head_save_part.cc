@@ -1,8 +1,10 @@
 // One replica's part in saving all of them: docs/decisions/0022-replicas.md.
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/slices.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/head/head.h"
 
@@ -19,6 +21,18 @@ absl::Status Head::CheckEpochLocked(uint64_t epoch) const {
   if (epoch == joint_.epoch) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("the replicas of head ", config_.name, " have parted meanwhile"));
+}
+
+std::vector<std::vector<kernels::RowSpan>> Head::SliceRows() const {
+  const kernels::SliceLayout layout(config_.vocab_size, environment_.place.replicas);
+  std::vector<std::vector<kernels::RowSpan>> slices;
+  const MutexLock lock(mutex_);
+  // The backend goes only after that.
+  if (!lifecycle_.alive().ok()) return slices;
+  for (int32_t slice = 0; slice < layout.replicas(); ++slice) {
+    slices.push_back(backend_address_->SliceRows(layout, slice));
+  }
+  return slices;
 }
 
 void Head::LeaveEpoch() {

@@ -73,8 +73,7 @@ struct Piece {
 class AllParts {
  public:
   AllParts(const Head& head, const CheckpointReplicas& replicas, std::shared_ptr<CheckpointPart> own)
-      : replicas_(replicas),
-        layout_(head.config().vocab_size, static_cast<int32_t>(replicas.others.size()) + 1) {
+      : replicas_(replicas), slices_(head.SliceRows()) {
     parts_.push_back(std::move(own));
     parts_.insert(parts_.end(), replicas.others.begin(), replicas.others.end());
   }
@@ -102,13 +101,15 @@ class AllParts {
   // Of what all exchange: an error ends the epoch at once, for the others wait for this one at their devices.
   template <class Ask>
   absl::Status Exchange(Ask ask) {
-    return AskAll<absl::Status>([&](CheckpointPart& part, size_t i, CheckpointPart::Done done) {
-             ask(part, i, [broken = replicas_.on_broken, done = std::move(done)](const absl::Status& status) {
-               if (!status.ok()) broken(status);
-               done(status);
-             });
-           })
-        .status();
+    const absl::Status all =
+        AskAll<absl::Status>([&](CheckpointPart& part, size_t i, CheckpointPart::Done done) {
+          ask(part, i, [broken = replicas_.on_broken, done = std::move(done)](const absl::Status& status) {
+            if (!status.ok()) broken(status);
+            done(status);
+          });
+        }).status();
+    // Who is told so by its device may be heard sooner than the loss.
+    return absl::IsUnavailable(all) ? ReplicaLost(all.message()) : all;
   }
   template <class Ask>
   absl::Status TellAll(Ask ask) {
@@ -121,19 +122,24 @@ class AllParts {
   // All rows, in order.
   std::vector<Piece> PiecesOf(int64_t row_bytes) const {
     const int64_t most = RowsOfPiece(row_bytes);
+    const SliceLayout layout(0, size());
     std::vector<Piece> pieces;
-    for (int32_t slice = 0; slice < layout_.replicas(); ++slice) {
-      const RowSpan rows = layout_.Slice(slice);
-      for (int64_t first = rows.first; first < rows.end(); first += most) {
-        pieces.push_back({{first, std::min(most, rows.end() - first)}, slice, layout_.MirrorOf(slice)});
+    for (size_t slice = 0; slice < slices_.size(); ++slice) {
+      const auto owner = static_cast<int32_t>(slice);
+      for (const RowSpan& rows : slices_[slice]) {
+        for (int64_t first = rows.first; first < rows.end(); first += most) {
+          pieces.push_back({{first, std::min(most, rows.end() - first)}, owner, layout.MirrorOf(owner)});
+        }
       }
     }
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.rows.first < b.rows.first; });
     return pieces;
   }
 
  private:
   const CheckpointReplicas& replicas_;
-  const SliceLayout layout_;
+  const std::vector<std::vector<RowSpan>> slices_;
   std::vector<std::shared_ptr<CheckpointPart>> parts_;
 };
 

@@ -35,6 +35,7 @@ using engine::StateTensor;
 using engine::StepRequest;
 using engine::StepResult;
 using engine::testing::ReplicaServers;
+using engine::testing::SetSize;
 using replica_set_test::SetUnderTest;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -61,14 +62,14 @@ ReplicaServers::Customize KeptIn(const CheckpointFolder& folder,
 // Servers that have met, or one alone.
 class Servers {
  public:
-  Servers(int32_t replicas, const HeadConfig& config, const CheckpointFolder& folder,
+  Servers(const SetSize& size, const HeadConfig& config, const CheckpointFolder& folder,
           const engine::DurableFiles::Fault& fault = nullptr)
-      : replicas_(replicas) {
-    if (replicas == 1) {
-      one_ = std::make_unique<ReplicaServers>(1, config, nullptr, nullptr, KeptIn(folder, fault));
+      : replicas_(size.replicas) {
+    if (replicas_ == 1) {
+      one_ = std::make_unique<ReplicaServers>(size, config, nullptr, nullptr, KeptIn(folder, fault));
       return;
     }
-    set_ = std::make_unique<SetUnderTest>(replicas, config, nullptr, std::nullopt, KeptIn(folder, fault));
+    set_ = std::make_unique<SetUnderTest>(size, config, nullptr, std::nullopt, KeptIn(folder, fault));
     set_->MeetAll();
   }
 
@@ -99,12 +100,17 @@ class Servers {
     std::map<std::string, std::string> state;
     for (const StateTensor& tensor : TensorsOf(all().at(0).head()->config())) {
       std::string& bytes = state[tensor.name];
+      const int64_t row_bytes = tensor.columns * kernels::SizeOf(tensor.type);
+      bytes.resize(static_cast<size_t>(tensor.rows * row_bytes));
       const kernels::SliceLayout layout(tensor.rows, replicas_);
+      const auto slices = all().at(0).head()->SliceRows();
       for (int32_t slice = 0; slice < replicas_; ++slice) {
-        const PartRows rows{tensor.name, layout.Slice(slice)};
-        const std::string own = Read(slice, rows);
-        EXPECT_EQ(Read(layout.MirrorOf(slice), rows), own) << tensor.name << ", slice " << slice;
-        bytes += own;
+        for (const kernels::RowSpan& span : slices[static_cast<size_t>(slice)]) {
+          const PartRows rows{tensor.name, span};
+          const std::string own = Read(slice, rows);
+          EXPECT_EQ(Read(layout.MirrorOf(slice), rows), own) << tensor.name << ", slice " << slice;
+          bytes.replace(static_cast<size_t>(span.first * row_bytes), own.size(), own);
+        }
       }
     }
     return state;
@@ -154,17 +160,18 @@ class Servers {
 };
 
 struct Case {
-  int32_t replicas;
+  SetSize size;
   bool master;
 };
 void PrintTo(const Case& param, std::ostream* out) {
-  *out << param.replicas << " replicas, " << (param.master ? "bf16 with master weights" : "fp32");
+  PrintTo(param.size, out);
+  *out << ", " << (param.master ? "bf16 with master weights" : "fp32");
 }
 
 class ReplicaCheckpointTest : public ::testing::TestWithParam<Case> {
  protected:
   static HeadConfig Config() { return GetParam().master ? MasterHead() : ReplicaServers::AdamWHead(); }
-  static int32_t replicas() { return GetParam().replicas; }
+  static SetSize size() { return GetParam().size; }
 
   CheckpointFolder folder_;
 };
@@ -174,7 +181,7 @@ TEST_P(ReplicaCheckpointTest, OneOfTheMiddleOfAWindowGoesIntoAsManyReplicasAsThe
   std::map<std::string, std::string> stepped;
   uint64_t tokens = 0;
   {
-    Servers servers(replicas(), Config(), folder_);
+    Servers servers(size(), Config(), folder_);
     servers.Compute(100);
     ASSERT_TRUE(servers.Step().ok());
     servers.Compute(200);
@@ -202,14 +209,14 @@ TEST_P(ReplicaCheckpointTest, OneOfTheMiddleOfAWindowGoesIntoAsManyReplicasAsThe
     EXPECT_EQ(servers.State(), stepped);
     servers.ExpectAllAlike();
   }
-  for (const int32_t others : {1, 2, 3}) {
-    SCOPED_TRACE(others);
+  for (const SetSize& others : {SetSize{1}, SetSize{2}, SetSize{3}, SetSize{2, 2}}) {
+    SCOPED_TRACE(::testing::PrintToString(others));
     Servers servers(others, Config(), folder_);
     const absl::StatusOr<CheckpointInfo> restored = servers.Restore("a");
     ASSERT_TRUE(restored.ok()) << restored.status();
     EXPECT_EQ(servers.State(), saved);
     const std::vector<SessionMarks> marks = servers.all().Marks();
-    EXPECT_EQ(marks.size(), static_cast<size_t>(replicas())) << "each session is at one of them";
+    EXPECT_EQ(marks.size(), static_cast<size_t>(size().replicas)) << "each session is at one of them";
     const absl::StatusOr<StepResult> step = servers.Step();
     ASSERT_TRUE(step.ok()) << step.status();
     EXPECT_EQ(step->window_tokens, tokens);
@@ -221,7 +228,7 @@ TEST_P(ReplicaCheckpointTest, OneOfTheMiddleOfAWindowGoesIntoAsManyReplicasAsThe
 TEST_P(ReplicaCheckpointTest, OneOfAServerThatWasAloneGoesIntoReplicas) {
   std::map<std::string, std::string> stepped;
   {
-    Servers one(1, Config(), folder_);
+    Servers one(SetSize{1}, Config(), folder_);
     one.Compute(100);
     ASSERT_TRUE(one.Step().ok());
     one.Compute(200);
@@ -229,7 +236,7 @@ TEST_P(ReplicaCheckpointTest, OneOfAServerThatWasAloneGoesIntoReplicas) {
     ASSERT_TRUE(one.Step().ok());
     stepped = one.State();
   }
-  Servers servers(replicas(), Config(), folder_);
+  Servers servers(size(), Config(), folder_);
   const absl::StatusOr<CheckpointInfo> restored = servers.Restore("");
   ASSERT_TRUE(restored.ok()) << restored.status();
   ASSERT_TRUE(servers.Step().ok());
@@ -242,7 +249,7 @@ TEST_P(ReplicaCheckpointTest, OneOfAServerThatWasAloneGoesIntoReplicas) {
 TEST_P(ReplicaCheckpointTest, ASavedWindowGoesOnAndCountsEveryBatchOnce) {
   std::map<std::string, std::string> state;
   for (const bool saves : {false, true}) {
-    Servers servers(replicas(), Config(), folder_);
+    Servers servers(size(), Config(), folder_);
     for (uint64_t seed : {100, 200, 300}) {
       servers.Compute(seed);
       if (saves) {
@@ -260,7 +267,8 @@ TEST_P(ReplicaCheckpointTest, ASavedWindowGoesOnAndCountsEveryBatchOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Replicas, ReplicaCheckpointTest,
-                         ::testing::Values(Case{2, true}, Case{2, false}, Case{3, true}, Case{3, false}));
+                         ::testing::Values(Case{{2}, true}, Case{{2}, false}, Case{{3}, true},
+                                           Case{{3}, false}, Case{{2, 2}, true}));
 
 // A disk on which the first file of a checkpoint takes until it is let go.
 class SlowDisk {
@@ -286,7 +294,7 @@ class SlowDisk {
 TEST(ReplicaCheckpoint, AStepThatComesMeanwhileWaitsAndChunksDoNot) {
   CheckpointFolder folder;
   SlowDisk disk;
-  Servers servers(3, MasterHead(), folder, disk.fault());
+  Servers servers(SetSize{3}, MasterHead(), folder, disk.fault());
   servers.Compute(100);
   auto saving = std::async(std::launch::async, [&] { return servers.Save("a"); });
   disk.AwaitReached();
@@ -309,7 +317,7 @@ TEST(ReplicaCheckpoint, AStepThatComesMeanwhileWaitsAndChunksDoNot) {
 TEST(ReplicaCheckpoint, AReplicaThatIsLostFailsTheSaveAndNothingElse) {
   CheckpointFolder folder;
   SlowDisk disk;
-  Servers servers(3, MasterHead(), folder, disk.fault());
+  Servers servers(SetSize{3}, MasterHead(), folder, disk.fault());
   servers.Compute(100);
   ASSERT_TRUE(servers.Step().ok());
   const std::map<std::string, std::string> before = servers.State();
@@ -329,7 +337,7 @@ TEST(ReplicaCheckpoint, AReplicaThatIsLostFailsTheSaveAndNothingElse) {
 
 TEST(ReplicaCheckpoint, OthersSayWhoKeepsThem) {
   CheckpointFolder folder;
-  Servers servers(2, MasterHead(), folder);
+  Servers servers(SetSize{2}, MasterHead(), folder);
   const absl::Status refused = servers.all().at(1).engine().SaveCheckpoint("h", "a").status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(refused.message(), HasSubstr("replica 0"));
@@ -337,7 +345,7 @@ TEST(ReplicaCheckpoint, OthersSayWhoKeepsThem) {
 
 TEST(ReplicaCheckpoint, WithoutAllReplicasNothingIsSavedOrRestored) {
   CheckpointFolder folder;
-  Servers servers(2, MasterHead(), folder);
+  Servers servers(SetSize{2}, MasterHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Save("a").ok());
   servers.set().Leave(1);
@@ -349,7 +357,7 @@ class RestoredWindowTest : public ::testing::TestWithParam<int32_t> {};
 
 TEST_P(RestoredWindowTest, IsLostAsAWholeWithOneReplicaAndSentAgain) {
   CheckpointFolder folder;
-  Servers servers(3, ReplicaServers::AdamWHead(), folder);
+  Servers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Save("a").ok());
   ASSERT_TRUE(servers.Step().ok());
@@ -369,7 +377,7 @@ INSTANTIATE_TEST_SUITE_P(Replicas, RestoredWindowTest, ::testing::Values(0, 1, 2
 // What a coordinator leaves behind that was lost when it had overwritten some rows.
 TEST(ReplicaCheckpoint, AHeadThatIsHalfRestoredIsRestoredAgain) {
   CheckpointFolder folder;
-  Servers servers(3, MasterHead(), folder);
+  Servers servers(SetSize{3}, MasterHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Save("a").ok());
   const std::map<std::string, std::string> saved = servers.State();
@@ -407,7 +415,7 @@ class KilledCheckpointTest : public ::testing::TestWithParam<uint32_t> {
 };
 
 TEST_P(KilledCheckpointTest, ASaveIsWholeOrThereIsNone) {
-  Servers servers(3, MasterHead(), folder_);
+  Servers servers(SetSize{3}, MasterHead(), folder_);
   for (int round = 0; round < 6; ++round) {
     SCOPED_TRACE(round);
     servers.Compute(1000 * static_cast<uint64_t>(round));
@@ -431,7 +439,7 @@ TEST_P(KilledCheckpointTest, ASaveIsWholeOrThereIsNone) {
 }
 
 TEST_P(KilledCheckpointTest, ARestoreComesToItsEndAllTheSame) {
-  Servers servers(3, MasterHead(), folder_);
+  Servers servers(SetSize{3}, MasterHead(), folder_);
   servers.Compute(100);
   ASSERT_TRUE(servers.Step().ok());
   const std::map<std::string, std::string> saved = servers.State();

@@ -129,7 +129,7 @@ class SetUnderTest {
   const int32_t replicas_;
   const int port_;
   const absl::Duration replica_timeout_;
-  std::atomic<bool> started_ = false;  // all servers are there
+  std::atomic<bool> started_ = false;                    // all servers are there
   std::map<int32_t, std::unique_ptr<ReplicaSet>> sets_;  // of all; null: left
   ReplicaServers servers_;
   FaultProxy proxy_;  // its threads look at the servers
