@@ -25,6 +25,9 @@ struct NcclOptions {
   // Thread blocks that a call takes of the device at most, so that it can run beside a product that leaves as
   // many multiprocessors; the same on all ranks. 0: as many as NCCL likes.
   int most_blocks = 0;
+  // Thread blocks that a call takes at least, where nothing else is to run beside it: sending from one rank
+  // to another, NCCL takes fewer than the wires need. 0: as many as NCCL likes.
+  int least_blocks = 0;
   // The network between hosts, an interface such as "eth0", unless the environment names one
   // (NCCL_SOCKET_IFNAME); empty: NCCL looks for one.
   std::string interface = {};

@@ -115,6 +115,14 @@ class SetUnderTest {
     options.create_together = [this](const HeadConfig& head) {
       return started_ ? sets_.at(0)->CreateTogether(head) : absl::OkStatus();
     };
+    options.delete_together = [this](const std::string& name, engine::Engine::DiscardGradient discard) {
+      return sets_.at(0)->DeleteTogether(name, discard);
+    };
+    options.publish_together = [this](std::shared_ptr<engine::Head> head,
+                                      std::shared_ptr<engine::StagedWrite> write) {
+      if (started_) return sets_.at(0)->PublishTogether(std::move(head), std::move(write));
+      head->PublishPrepared([](const absl::StatusOr<uint64_t>&) {});  // each has its own before they meet
+    };
   }
   void Create(int32_t replica) {
     ReplicaSetOptions options;
