@@ -12,7 +12,6 @@
 
 #include "absl/status/status.h"
 #include "kernels/collectives/communicator.h"
-#include "kernels/collectives/nccl_communicator.h"
 #include "server/engine/device/cpu/cpu_backend.h"
 #include "server/engine/device/cuda/cuda_device.h"
 #include "server/engine/device/head_backend.h"
@@ -178,9 +177,7 @@ class ReplicaProcess {
 
  private:
   int cuda_index() const { return CudaIndex(case_.devices[static_cast<size_t>(replica_)]); }
-  engine::ReplicaCommunicators others() const {
-    return {wires_ == nullptr ? host_.get() : wires_.get(), host_.get()};
-  }
+  const engine::ReplicaCommunicators& others() const { return connection_->communicators(); }
   void Say(const std::string& what) const {
     if (replica_ == 0) std::fprintf(stderr, "%s\n", what.c_str());
   }
@@ -190,16 +187,16 @@ class ReplicaProcess {
     Need(ConnectCpuRank(replica_, case_.replicas(), rendezvous_, &host_));
     if (index < 0) {
       device_ = Get(engine::CreateCpuDevice(kReplicaWorkspace));
-      times_.hardware = device_->description();
-      return;
+    } else {
+      engine::CudaOptions options;
+      options.chunk_limits = {.max_chunk_bytes = int64_t{4} << 20, .max_chunk_tokens = 4096};
+      device_ = Get(engine::CreateCudaDevice(index, options));
     }
-    engine::CudaOptions options;
-    options.chunk_limits = {.max_chunk_bytes = int64_t{4} << 20, .max_chunk_tokens = 4096};
-    device_ = Get(engine::CreateCudaDevice(index, options));
     times_.hardware = device_->description();
-    Need(kernels::collectives::ConnectNccl(
-        {.rank = replica_, .size = case_.replicas(), .device = index, .timeout = kLongestRankTurn},
-        rendezvous_, &wires_));
+    connection_ = Get(device_->ConnectReplicas({.place = {replica_, case_.replicas()},
+                                                .timeout = kLongestRankTurn,
+                                                .connect_timeout = kLongestRankTurn},
+                                               rendezvous_));
   }
 
   std::unique_ptr<BareStep> MakeBareStepOnGpu() {
@@ -283,7 +280,7 @@ class ReplicaProcess {
   Rendezvous& rendezvous_;
   std::unique_ptr<Communicator> host_;
   std::unique_ptr<engine::Device> device_;
-  std::unique_ptr<Communicator> wires_;  // of the device; null on CPUs
+  std::shared_ptr<engine::ReplicaConnection> connection_;
   std::unique_ptr<engine::HeadBackend> head_;
   std::unique_ptr<kernels::SteppedRows> stepped_;
   std::unique_ptr<BareStep> bare_;
