@@ -99,10 +99,10 @@ RULES = [
         r"server/rpc/(group|convert)/|server/rpc/(calls/worker_pool|compression|connections/acceptor|no_plugins)\.h$|server/engine/(group|common)/|server/engine/device/device_report\.h$|kernels/collectives/(rendezvous|result)\.h$|lossd/group/v1/",
         rf"{DEVICE}|prometheus/",
     ),
-    # Replicas meet as ranks do, and connect themselves.
+    # Replicas meet as ranks do, and serve each other's clients.
     (
         "server/rpc/replicas/",
-        r"server/rpc/(replicas|group|convert)/|server/engine/|server/telemetry/common/|kernels/collectives/|lossd/group/v1/",
+        r"server/rpc/(replicas|group|services|calls|convert)/|server/engine/|server/telemetry/common/|kernels/collectives/|lossd/(group/)?v1/",
         rf"{DEVICE}|prometheus/",
     ),
     # The messages between ranks that lanes go by.
@@ -113,7 +113,7 @@ RULES = [
     ),
     *layers(
         "server/rpc/",
-        ["", "lanes/", "services/", "compute/", "connections/", "transport/", "calls/", "convert/"],
+        ["", "replicas/", "lanes/", "services/", "compute/", "connections/", "transport/", "calls/", "convert/"],
         rf"server/engine/|server/telemetry/|proto/|lossd/v1/|{VERSION}|{TYPES}",
         rf"{DEVICE}|prometheus/",
     ),
@@ -123,7 +123,12 @@ RULES = [
         rf"server/startup/(group/|port_file\.h$)|server/rpc/|server/telemetry/|server/engine/|kernels/collectives/|kernels/shard\.h$|{VERSION}",
         rf"{DEVICE}",
     ),
-    *layers("server/", ["", "startup/", "startup/group/"], rf"server/rpc/|server/telemetry/|server/engine/|{VERSION}", rf"{DEVICE}"),
+    (
+        "server/startup/replicas/",
+        rf"server/startup/((replicas|group)/|flag_checks\.h$)|server/rpc/|server/engine/|kernels/collectives/|{VERSION}",
+        rf"{DEVICE}",
+    ),
+    *layers("server/", ["", "startup/", "startup/replicas/", "startup/group/"], rf"server/rpc/|server/telemetry/|server/engine/|{VERSION}", rf"{DEVICE}"),
     ("client/include/", r"lossd/(?!v1/)", rf"{RPC}|{DEVICE}|spdlog/|prometheus/"),
     # The example's local twin computes its head in process, by the kernels' reference.
     ("client/examples/", r"client/examples/|lossd/(?!v1/)|kernels/", r"prometheus/"),

@@ -182,7 +182,7 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
   const bool was_there = FindHead(config.name).ok();
   // A drained server goes on alone: of all others each is a process of its own, and is told of a restore.
   if (options_.place.shared()) as = Head::RestoreAs::kTagged;
-  // Of one that is here, what is missing elsewhere is made by RestoreAll.
+  // If it is here, what is missing elsewhere is made by RestoreAll.
   absl::StatusOr<std::shared_ptr<Head>> head = was_there ? CreateHead(config, false) : CreateHead(config);
   if (absl::IsAlreadyExists(head.status())) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "head",

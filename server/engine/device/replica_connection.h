@@ -39,7 +39,7 @@ class ReplicaConnection {
 // Keeps the connection.
 std::shared_ptr<const ReplicaCommunicators> CommunicatorsOf(std::shared_ptr<ReplicaConnection> connection);
 
-// Of communicators that it owns. Where `device` is null the host's moves the device's memory, too.
+// One that owns its communicators. Where `device` is null the host's moves the device's memory, too.
 std::shared_ptr<ReplicaConnection> OwningConnection(
     std::unique_ptr<kernels::collectives::Communicator> host,
     std::unique_ptr<kernels::collectives::Communicator> device);

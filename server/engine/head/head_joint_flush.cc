@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/device/gradient_summary.h"
 #include "server/engine/head/head.h"
-#include "server/engine/head/parts/joint_rows.h"
+#include "server/engine/head/replica/joint_rows.h"
 
 namespace lossd::engine {
 namespace {

@@ -77,7 +77,7 @@ absl::StatusOr<Head::WindowStats> Head::StatsNow(uint64_t generation, const std:
   return stats;
 }
 
-// Of the windows of all replicas
+// Statistics of the windows of all replicas
 
 std::optional<WindowEnd> Head::BeginLookLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
                                                double gradient_scale, StatsCallback done) {

@@ -98,7 +98,7 @@ class AllParts {
     if (absl::Status error = FirstError(answers); !error.ok()) return error;
     return answers;
   }
-  // Of what all exchange: an error ends the epoch at once, for the others wait for this one at their devices.
+  // In what all exchange, an error ends the epoch at once, for the others wait for this one at their devices.
   template <class Ask>
   absl::Status Exchange(Ask ask) {
     const absl::Status all =

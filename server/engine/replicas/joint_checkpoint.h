@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/engine/head/head.h"
-#include "server/engine/head/parts/checkpoint_part.h"
 #include "server/engine/head/parts/head_state.h"
+#include "server/engine/head/replica/checkpoint_part.h"
 #include "server/engine/replicas/window_ending.h"
 
 namespace lossd::engine {

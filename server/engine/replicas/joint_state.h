@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "server/engine/head/parts/checkpoint_part.h"
 #include "server/engine/head/parts/head_state.h"
+#include "server/engine/head/replica/checkpoint_part.h"
 
 namespace lossd::engine {
 

@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/head/head.h"
-#include "server/engine/head/parts/replica_part.h"
+#include "server/engine/head/replica/replica_part.h"
 #include "server/engine/replicas/replica_watch.h"
 
 namespace lossd::engine {

@@ -21,7 +21,8 @@ class CallPipe final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   struct Target {
     std::shared_ptr<grpc::Channel> channel;
     std::string method;  // "/lossd.v1.HeadService/CreateHead"
-    // Of the call that is made, before it starts: metadata. The deadline is that of the call that is served.
+    // Adds metadata to the call that is made, before it starts. The deadline is that of the call that is
+    // served.
     std::function<void(grpc::ClientContext*)> prepare;
     // Told how it has ended. May be null.
     std::function<void(const grpc::Status&)> on_end;

@@ -13,7 +13,7 @@ namespace {
 
 using group::v1::ReplicaCommand;
 
-// Of weights that go to other replicas at once.
+// How much of the weights goes to other replicas at once.
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 ReplicaCommand DeleteCommand(const std::string& name, engine::Engine::DiscardGradient discard) {

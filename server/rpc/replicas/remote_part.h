@@ -10,7 +10,7 @@
 
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/head/head.h"
-#include "server/engine/head/parts/checkpoint_part.h"
+#include "server/engine/head/replica/checkpoint_part.h"
 #include "server/engine/replicas/window_ending.h"
 #include "server/rpc/group/group_leader.h"
 

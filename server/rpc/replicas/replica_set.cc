@@ -226,7 +226,7 @@ class MeetingReplica final : public ReplicaSet {
   absl::StatusOr<Settling> Agree(Rendezvous& rendezvous, Meeting& meeting,
                                  std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
   engine::EndingReplicas ReplicasOf(const Coordination& coordination, const engine::Head& head) const;
-  // Of the windows that all replicas have; 0: they have yet to meet.
+  // That of the windows which all replicas have; 0: they have yet to meet.
   uint64_t history() const {
     const engine::MutexLock lock(mutex_);
     return settled_history_;

@@ -7,8 +7,8 @@
 
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/chunk/head_config.h"
-#include "server/engine/head/parts/part_rows.h"
 #include "server/engine/head/parts/window_end.h"
+#include "server/engine/head/replica/part_rows.h"
 
 namespace lossd::rpc {
 

@@ -16,7 +16,9 @@ void TellEngine(rpc::ReplicaSet* set, engine::EngineOptions* engine) {
   engine->end_together = [set](std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
     set->EndTogether(std::move(head), std::move(end));
   };
-  engine->find_part = [set](const engine::Head& head, int32_t replica) { return set->FindPart(head, replica); };
+  engine->find_part = [set](const engine::Head& head, int32_t replica) {
+    return set->FindPart(head, replica);
+  };
   engine->publish_together = [set](std::shared_ptr<engine::Head> head,
                                    std::shared_ptr<engine::StagedWrite> write) {
     set->PublishTogether(std::move(head), std::move(write));

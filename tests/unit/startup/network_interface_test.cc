@@ -33,7 +33,8 @@ TEST(NetworkInterface, ALeaderListensOnTheAddressThatOthersKnowOrTheFirst) {
   if (addresses.ok() && addresses->back() == "::1") {
     EXPECT_EQ(ControlAddress("lo", "[::1]:7", "--group_leader").value_or(""), "[::1]:7");
   }
-  EXPECT_EQ(ControlAddress("none0", "a:1", "--group_leader").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ControlAddress("none0", "a:1", "--group_leader").status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(NetworkInterface, ALeaderThatIsSomewhereElseIsNotWaitedFor) {

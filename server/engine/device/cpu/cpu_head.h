@@ -137,7 +137,7 @@ class CpuBackend : public HeadBackend {
   absl::Status ReadStepped(const HostBuffer& from, int64_t row_bytes, const kernels::RowSpan& rows,
                            void* out) const;
   absl::Status WriteStepped(const void* in, int64_t row_bytes, const kernels::RowSpan& rows, HostBuffer* to);
-  // Of rows the ones that are.
+  // Those of `rows` that are stepped here.
   void CopyStepped(const void* in, int64_t row_bytes, const kernels::RowSpan& rows, HostBuffer* to) const;
   void WriteMaster(const void* in, const kernels::RowSpan& rows);
   // What of it is for rows on their way.

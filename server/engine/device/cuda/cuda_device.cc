@@ -40,7 +40,7 @@ constexpr int64_t kPreferredChunkBytes = int64_t{2} << 20;
 
 // NCCL takes seconds where there are many GPUs, or hosts.
 constexpr std::chrono::milliseconds kConnecting = std::chrono::seconds(30);
-// Of the most that NCCL takes: the device does nothing else while replicas exchange. The sum of two H200s
+// The most that NCCL takes: the device does nothing else while replicas exchange. The sum of two H200s
 // took 8.4 ms with as many as NCCL likes, 7.4 with these.
 constexpr int kBlocksBetweenReplicas = 64;
 

@@ -30,7 +30,7 @@ struct RankPlace {
   kernels::collectives::Communicator* device = nullptr;
   RankWatch* watch = nullptr;  // what the rank does; may be null
   int32_t host_ranks = 0;      // that share the memory of this host; 0: all
-  // Of the group's ranks, for when they connect to those of other replicas; null: they cannot.
+  // That of the group's ranks, for when they connect to those of other replicas; null: they cannot.
   kernels::collectives::Rendezvous* rendezvous = nullptr;
 };
 

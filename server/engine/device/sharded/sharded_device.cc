@@ -395,7 +395,7 @@ class ShardedDevice : public Device {
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
     return CreateShard(config, HeadShard::Whole(config.vocab_size));
   }
-  // Of a whole head, which may be one of replicas.
+  // The shard is a whole head, which may be one of replicas.
   absl::StatusOr<MemoryPlan> PlanShard(const HeadConfig& config, const HeadShard& shard) const override;
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateShard(const HeadConfig& config,
                                                            const HeadShard& shard) override;

@@ -43,7 +43,7 @@ struct WindowEnd {
   uint64_t weight_version = 0;
   int64_t optimizer_steps = 0;
   uint64_t ending = 0;  // at the coordinator: GradientWindow's number of it
-  // Of a flush that holds all windows, once it is asked for.
+  // What becomes of a flush that holds all windows, once it is asked for.
   std::optional<FlushFate> fate = {};
 };
 

@@ -122,7 +122,7 @@ class ReplicaServers {
   absl::StatusOr<uint64_t> Abort(const std::string& flush_id) { return Answer(BeginAbort(flush_id)); }
   absl::StatusOr<WindowStats> Stats(uint64_t generation, std::vector<SessionMarks> marks,
                                     double gradient_scale = 1);
-  // Of a flush: dW, and behind it db if the head has a bias.
+  // What a flush holds: dW, and behind it db if the head has a bias.
   absl::StatusOr<std::vector<float>> Gradient(const std::string& flush_id);
   // Another replica of the coordinator's head.
   std::shared_ptr<ReplicaPart> Part(int32_t replica) { return *find_part_(*at(0).head(), replica); }

@@ -1,6 +1,6 @@
 // A replica of a head, as the coordinator reaches it: docs/decisions/0022-replicas.md.
-#ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_REPLICA_PART_H_
-#define LOSSD_SERVER_ENGINE_HEAD_PARTS_REPLICA_PART_H_
+#ifndef LOSSD_SERVER_ENGINE_HEAD_REPLICA_REPLICA_PART_H_
+#define LOSSD_SERVER_ENGINE_HEAD_REPLICA_REPLICA_PART_H_
 
 #include <cstdint>
 #include <functional>
@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/engine/device/head_backend.h"
-#include "server/engine/head/parts/part_rows.h"
 #include "server/engine/head/parts/window_end.h"
+#include "server/engine/head/replica/part_rows.h"
 
 namespace lossd::engine {
 
@@ -38,4 +38,4 @@ class ReplicaPart {
 
 }  // namespace lossd::engine
 
-#endif  // LOSSD_SERVER_ENGINE_HEAD_PARTS_REPLICA_PART_H_
+#endif  // LOSSD_SERVER_ENGINE_HEAD_REPLICA_REPLICA_PART_H_

@@ -1,6 +1,6 @@
 // Rows of what a replica holds of a head, as they go from one replica to another.
-#ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_PART_ROWS_H_
-#define LOSSD_SERVER_ENGINE_HEAD_PARTS_PART_ROWS_H_
+#ifndef LOSSD_SERVER_ENGINE_HEAD_REPLICA_PART_ROWS_H_
+#define LOSSD_SERVER_ENGINE_HEAD_REPLICA_PART_ROWS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -25,4 +25,4 @@ inline int64_t RowsOfPiece(int64_t row_bytes) {
 
 }  // namespace lossd::engine
 
-#endif  // LOSSD_SERVER_ENGINE_HEAD_PARTS_PART_ROWS_H_
+#endif  // LOSSD_SERVER_ENGINE_HEAD_REPLICA_PART_ROWS_H_

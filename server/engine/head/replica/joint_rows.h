@@ -1,6 +1,6 @@
 // Rows of what the replicas of a head hold together, and each of them in part.
-#ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_JOINT_ROWS_H_
-#define LOSSD_SERVER_ENGINE_HEAD_PARTS_JOINT_ROWS_H_
+#ifndef LOSSD_SERVER_ENGINE_HEAD_REPLICA_JOINT_ROWS_H_
+#define LOSSD_SERVER_ENGINE_HEAD_REPLICA_JOINT_ROWS_H_
 
 #include <cstdint>
 #include <functional>
@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/slices.h"
-#include "server/engine/head/parts/part_rows.h"
+#include "server/engine/head/replica/part_rows.h"
 
 namespace lossd::engine {
 
@@ -33,4 +33,4 @@ void ReadJointRows(JointRead read, std::function<void(const kernels::RowSpan& pi
 
 }  // namespace lossd::engine
 
-#endif  // LOSSD_SERVER_ENGINE_HEAD_PARTS_JOINT_ROWS_H_
+#endif  // LOSSD_SERVER_ENGINE_HEAD_REPLICA_JOINT_ROWS_H_

@@ -1,4 +1,4 @@
-#include "server/engine/head/parts/joint_rows.h"
+#include "server/engine/head/replica/joint_rows.h"
 
 #include <algorithm>
 #include <limits>
