@@ -82,7 +82,7 @@ RULES = [
     # What a checkpoint says of a head is the head's to define: so checkpoint/ is above head/, which only knows where tensors go.
     *layers(
         "server/engine/",
-        ["", "checkpoint/", "replicas/", "head/", "head/parts/", "schedule/", "device/sharded/", "group/", single_devices(), "device/",
+        ["", "checkpoint/", "replicas/", "head/", "head/replica/", "head/parts/", "schedule/", "device/sharded/", "group/", single_devices(), "device/",
          "regions/", "chunk/", "memory/", "common/"],
         r"kernels/",
         rf"{RPC}|prometheus/",
