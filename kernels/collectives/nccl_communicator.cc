@@ -121,7 +121,8 @@ Result NcclCommunicator::Connect(const NcclOptions& options, Rendezvous& rendezv
 
   NcclConfig config;
   config.blocking = 0;
-  if (options.least_blocks > 0) config.min_ctas = options.least_blocks;
+  // NCCL takes no lower bound above its own upper one.
+  if (options.least_blocks > 0) config.min_ctas = config.max_ctas = options.least_blocks;
   if (options.most_blocks > 0) {
     config.min_ctas = 1;
     config.max_ctas = options.most_blocks;
