@@ -16,6 +16,7 @@
 #include "server/engine/common/random_id.h"
 #include "server/engine/engine.h"
 #include "tests/conformance/rank_threads.h"
+#include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::testing::held_chunks_test {
@@ -108,7 +109,7 @@ class HeldChunksTest : public ::testing::Test {
     head_->ReadGradient(flush->flush_id, 0, kVocab, kernels::DataType::kFloat32, {dw.data()},
                         [](const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; });
     engine_->WaitIdle();
-    EXPECT_TRUE(head_->AbortFlush(flush->flush_id).ok());
+    EXPECT_TRUE(AbortFlush(*head_, flush->flush_id).ok());
     return dw;
   }
 
