@@ -222,7 +222,8 @@ absl::StatusOr<Restart> OpenRestart(Options& options) {
       Restart::Open(options.checkpoint_dir, options.restore ? Restore::kYes : Restore::kNo);
   if (!restart.ok()) return restart;
   options.engine.checkpoints = restart->store();
-  options.engine.incarnation = restart->incarnation();
+  // Sessions of replicas are not those of the process before.
+  if (!options.replicas.place.shared()) options.engine.incarnation = restart->incarnation();
   return restart;
 }
 
@@ -315,7 +316,9 @@ enum class Device { kWorks, kFailed };
 
 // Drains and saves; the exit status.
 int End(const Options& options, Device device, engine::Engine& engine, rpc::Server& server) {
-  const bool saves = options.engine.checkpoints != nullptr && device == Device::kWorks;
+  // The others may be gone by now, and a checkpoint is of all replicas.
+  const bool alone = !options.replicas.place.shared();
+  const bool saves = options.engine.checkpoints != nullptr && device == Device::kWorks && alone;
   if (!saves) WarnOfLostWindows(engine);
   // Half of the time is for the disk.
   const absl::Duration patience = saves ? options.drain_timeout / 2 : options.drain_timeout;
@@ -369,7 +372,9 @@ int Serve(Options options, ParentLink* parent) {
     replicas->Meet(engine->get());
     if (!replicas->AwaitFirstMeeting(ToldToEnd)) return Stopped();
   }
-  if (absl::Status restored = restart->RestoreHeads(**engine); !restored.ok()) return Fail(restored);
+  if ((*engine)->Heads().empty()) {  // else the other replicas have filled it
+    if (absl::Status restored = restart->RestoreHeads(**engine); !restored.ok()) return Fail(restored);
+  }
   if (!options.replicas.place.coordinates()) options.heads.clear();  // which the coordinator creates at all
   const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());
   if (absl::IsCancelled(heads) && ToldToEnd()) return Stopped();
