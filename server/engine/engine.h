@@ -209,7 +209,7 @@ class Engine {
   // it.
   absl::StatusOr<DrainedHeads> SaveForDrain();
   // Before anything comes: the heads of that drain, or without one those that the folder has, as of their
-  // newest checkpoints.
+  // newest checkpoints. Over replicas, once all have met: those that none of them has.
   absl::StatusOr<std::vector<CheckpointInfo>> RestoreAtStart(const std::optional<DrainRecord>& drain);
 
   // From now on no session is opened, no stream attached and no chunk taken: UNAVAILABLE.
@@ -266,6 +266,8 @@ class Engine {
   void AdoptSessions(const Head& head) ABSL_LOCKS_EXCLUDED(mutex_);
   // Not ok where checkpoints are another server's to keep, or nobody's.
   absl::Status CheckKeepsCheckpoints() const;
+  bool IsAtOthers(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<CheckpointReplicas> FindReplicas(const Head& head, absl::Duration timeout) const;
   absl::StatusOr<HeadCheckpoint> WriteState(Head& head, Head::SaveAs as, StateSink* sink);
   absl::Status CreateAtOthers(const HeadConfig& config);
   absl::Status RestoreAll(Head& head, const RestoreNumbers& numbers,

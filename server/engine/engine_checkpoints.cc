@@ -138,9 +138,14 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveUncounted(Head& head, const std::str
   return SavedCheckpoint{*info, (*writer)->bytes_written()};
 }
 
+absl::StatusOr<CheckpointReplicas> Engine::FindReplicas(const Head& head, absl::Duration timeout) const {
+  if (options_.find_replicas != nullptr) return options_.find_replicas(head, timeout);
+  return absl::UnimplementedError("this server has no way to the other replicas");
+}
+
 absl::StatusOr<HeadCheckpoint> Engine::WriteState(Head& head, Head::SaveAs as, StateSink* sink) {
   if (options_.place.shared()) {
-    const absl::StatusOr<CheckpointReplicas> replicas = options_.find_replicas(head, absl::ZeroDuration());
+    const absl::StatusOr<CheckpointReplicas> replicas = FindReplicas(head, absl::ZeroDuration());
     if (!replicas.ok()) return replicas.status();
     return SaveTogether(head.shared_from_this(), *replicas, sink);
   }
@@ -254,7 +259,7 @@ absl::Status Engine::RestoreAll(Head& head, const RestoreNumbers& numbers,
   const absl::Time deadline = absl::Now() + kTimeToRestore;
   absl::Status restored;
   do {
-    const absl::StatusOr<CheckpointReplicas> replicas = options_.find_replicas(head, deadline - absl::Now());
+    const absl::StatusOr<CheckpointReplicas> replicas = FindReplicas(head, deadline - absl::Now());
     if (!replicas.ok()) return replicas.status();
     // They may have come to its end when they met again.
     if (head.restores() == numbers.restores) {
@@ -349,6 +354,13 @@ absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
   return all;
 }
 
+// Other replicas have gone on, and have filled this one.
+bool Engine::IsAtOthers(const std::string& name) const {
+  if (!options_.place.shared()) return false;
+  const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
+  return head.ok() && (*head)->weight_version() > 0;
+}
+
 absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::optional<DrainRecord>& drain) {
   if (absl::Status keeps = CheckKeepsCheckpoints(); !keeps.ok()) return keeps;
   const MutexLock restoring(checkpoint_mutex_);
@@ -362,6 +374,7 @@ absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::op
   }
   std::vector<CheckpointInfo> all;
   for (const std::string& name : names) {
+    if (IsAtOthers(name)) continue;
     const int64_t saved_at = drain.has_value() ? drain->heads.at(name) : 0;
     const bool drained = saved_at != 0;
     absl::StatusOr<CheckpointReader> reader = options_.checkpoints->Find(name, drained ? kDrainTag : "");

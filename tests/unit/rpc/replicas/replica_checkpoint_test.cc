@@ -353,6 +353,55 @@ TEST(ReplicaCheckpoint, WithoutAllReplicasNothingIsSavedOrRestored) {
   EXPECT_TRUE(absl::IsUnavailable(servers.Save("b").status()));
 }
 
+TEST(ReplicaCheckpoint, AStartRestoresWhatNoReplicaHas) {
+  CheckpointFolder folder;
+  Servers servers(SetSize{3}, MasterHead(), folder);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Save("a").ok());
+  const std::map<std::string, std::string> saved = servers.State();
+  ASSERT_TRUE(servers.Step().ok());
+  const std::map<std::string, std::string> stepped = servers.State();
+  servers.set().Replace(0);
+  servers.set().AwaitWhole();
+  const auto filled = servers.engine().RestoreAtStart(std::nullopt);
+  ASSERT_TRUE(filled.ok()) << filled.status();
+  EXPECT_THAT(*filled, IsEmpty()) << "the others have gone on";
+  EXPECT_EQ(servers.State(), stepped);
+
+  for (int32_t replica = 0; replica < 3; ++replica) servers.all().at(replica).engine().DropHead("h");
+  const auto restored = servers.engine().RestoreAtStart(std::nullopt);
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->size(), 1U);
+  servers.ReconnectAll();
+  EXPECT_EQ(servers.State(), saved);
+  servers.ExpectAllAlike();
+  EXPECT_TRUE(servers.Step().ok());
+}
+
+TEST(ReplicaCheckpoint, ADrainSavesAllReplicas) {
+  CheckpointFolder folder;
+  uint64_t tokens = 0;
+  {
+    Servers servers(SetSize{2}, MasterHead(), folder);
+    servers.Compute(100);
+    servers.engine().BeginDrain();
+    const absl::StatusOr<engine::DrainedHeads> drained = servers.engine().SaveForDrain();
+    ASSERT_TRUE(drained.ok()) << drained.status();
+    ASSERT_THAT(drained->failed, IsEmpty());
+    tokens = drained->saved.front().info.window_tokens;
+  }
+  Servers servers(SetSize{3}, MasterHead(), folder);
+  for (int32_t replica = 0; replica < 3; ++replica) servers.all().at(replica).engine().DropHead("h");
+  const auto drain = servers.engine().options().checkpoints->ReadDrain();
+  ASSERT_TRUE(drain.ok() && drain->has_value());
+  const auto restored = servers.engine().RestoreAtStart(*drain);
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  servers.ReconnectAll();
+  const absl::StatusOr<StepResult> step = servers.Step();
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_EQ(step->window_tokens, tokens);
+}
+
 class RestoredWindowTest : public ::testing::TestWithParam<int32_t> {};
 
 TEST_P(RestoredWindowTest, IsLostAsAWholeWithOneReplicaAndSentAgain) {
