@@ -29,8 +29,10 @@ absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag) con
   request.set_tag(tag);
   // The call waits for a server that goes away. One that comes back without what sessions of this process did
   // must not pass for it.
-  request.set_incarnation(impl_->context->incarnation());
-  if (!request.incarnation().empty()) request.set_restores(impl_->context->restores());
+  const internal::ServerLife life = impl_->context->life();
+  request.set_incarnation(life.incarnation);
+  if (life.history != 0) request.set_history(life.history);
+  if (life.known()) request.set_restores(impl_->context->restores());
   const auto saved = impl_->context->connection().Call(&v1::HeadService::Stub::AsyncSaveCheckpoint, request,
                                                        internal::kWorkCall);
   if (const auto position = internal::PositionOf(saved.status());

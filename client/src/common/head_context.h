@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "client/src/common/server_life.h"
 #include "client/src/common/unanswered_ends.h"
 #include "client/src/connection/connection.h"
 #include "client/src/regions/region_map.h"
@@ -42,10 +43,10 @@ class HeadContext {
   UnansweredEnds& unanswered() const { return *unanswered_; }
 
   // The generation that a commit of this process opened, so that its sessions need not find out by being
-  // refused; 0 before the first. Only of `incarnation`: a restarted server counts anew.
-  uint64_t CommittedGeneration(const std::string& incarnation) const {
+  // refused; 0 before the first. Only of this life: a restarted server counts anew.
+  uint64_t CommittedGeneration(const ServerLife& life) const {
     std::lock_guard lock(mutex_);
-    return incarnation == incarnation_ ? generation_ : 0;
+    return life == life_ ? generation_ : 0;
   }
   // Forgets a step that was left open: it belongs to a window that is over now, or it was what ended the
   // window.
@@ -58,9 +59,9 @@ class HeadContext {
 
   // Likewise the one whose chunks the server takes while a flush of this process holds the window before; 0
   // if none does. Only of a head with two gradients: others refuse chunks until they are told that they wait.
-  uint64_t NextGeneration(const std::string& incarnation) const {
+  uint64_t NextGeneration(const ServerLife& life) const {
     std::lock_guard lock(mutex_);
-    return incarnation == incarnation_ ? next_generation_ : 0;
+    return life == life_ ? next_generation_ : 0;
   }
   void NoteFrozen(uint64_t next_generation) {
     std::lock_guard lock(mutex_);
@@ -78,10 +79,10 @@ class HeadContext {
   }
 
   // The generation that this process knows a head of that past to have come to; 0: none.
-  uint64_t GenerationIn(const std::string& incarnation, uint64_t restores) const {
+  uint64_t GenerationIn(const ServerLife& life, uint64_t restores) const {
     std::lock_guard lock(mutex_);
-    if (incarnation == incarnation_ && restores == restores_) return generation_;
-    const auto earlier = earlier_.find({incarnation, restores});
+    if (life == life_ && restores == restores_) return generation_;
+    const auto earlier = earlier_.find({life, restores});
     return earlier == earlier_.end() ? 0 : earlier->second;
   }
 
@@ -90,26 +91,26 @@ class HeadContext {
     return restores_;
   }
 
-  // The server that sessions of this process were opened at; empty before the first.
-  std::string incarnation() const {
+  // That of the server which sessions of this process were opened at; not known before the first.
+  ServerLife life() const {
     std::lock_guard lock(mutex_);
-    return incarnation_;
+    return life_;
   }
   // How often the head had been restored then: like a restarted server, a restored head counts anew.
-  void NoteIncarnation(const std::string& incarnation, uint64_t restores) {
+  void NoteLife(const ServerLife& life, uint64_t restores) {
     std::lock_guard lock(mutex_);
-    if (incarnation_ != incarnation || restores_ != restores) {
-      uint64_t& earlier = earlier_[{incarnation_, restores_}];
+    if (life_ != life || restores_ != restores) {
+      uint64_t& earlier = earlier_[{life_, restores_}];
       earlier = std::max(earlier, generation_);
       generation_ = next_generation_ = 0;
       // Another handle may have come to this server before, and have left something open there.
-      if (incarnation_ == incarnation) {
+      if (life_ == life) {
         unanswered_->Clear();
       } else {
-        unanswered_->KeepOnly(incarnation);
+        unanswered_->KeepOnly(life);
       }
     }
-    incarnation_ = incarnation;
+    life_ = life;
     restores_ = restores;
   }
 
@@ -120,11 +121,11 @@ class HeadContext {
   const std::shared_ptr<RegionMap> regions_;
   const std::shared_ptr<UnansweredEnds> unanswered_;
   mutable std::mutex mutex_;
-  std::string incarnation_;
+  ServerLife life_;
   uint64_t restores_ = 0;
   uint64_t generation_ = 0;
   uint64_t next_generation_ = 0;
-  std::map<std::pair<std::string, uint64_t>, uint64_t> earlier_;  // generations, by incarnation and restores
+  std::map<std::pair<ServerLife, uint64_t>, uint64_t> earlier_;  // generations, by life and restores
 };
 
 }  // namespace lossd::internal

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/src/common/server_life.h"
 #include "lossd/client.h"
 
 namespace lossd::internal {
@@ -18,14 +19,14 @@ namespace lossd::internal {
 // The commit of a flush that may have been done although no answer came: gradient/open_commit.h.
 struct OpenCommit {
   FlushResult flush;
-  std::string incarnation;  // of the server that has, or had, the flush
-  std::string marks;        // KeyOf those that it named
+  ServerLife life;    // in which there is, or was, the flush
+  std::string marks;  // KeyOf those that it named
 };
 
 // A step that may have been taken although no answer came.
 struct OpenStep {
   uint64_t generation = 0;
-  std::string incarnation;  // of the server that was asked
+  ServerLife life;  // of the server that was asked
 };
 
 // A flush that may have frozen the window although no answer came, so that nobody knows its id:
@@ -34,17 +35,17 @@ struct OpenFreeze {
   uint64_t generation = 0;
   double gradient_scale = 1;
   std::vector<SessionMarks> marks;
-  std::string incarnation;  // of the server that was asked
+  ServerLife life;  // of the server that was asked
 };
 
 // Those of one head. All handles of the head that a client gives out share it: a commit that one of them left
 // open must not be forgotten by a call through another. Thread-safe.
 class UnansweredEnds {
  public:
-  // The generation of a step whose answer never came, if this server was asked for one.
-  std::optional<uint64_t> StepAt(const std::string& incarnation) const {
+  // The generation of a step whose answer never came, if one was asked for in this life.
+  std::optional<uint64_t> StepAt(const ServerLife& life) const {
     std::lock_guard lock(mutex_);
-    if (!step_ || step_->incarnation != incarnation) return std::nullopt;
+    if (!step_ || step_->life != life) return std::nullopt;
     return step_->generation;
   }
   void SetStep(std::optional<OpenStep> step) {
@@ -82,12 +83,12 @@ class UnansweredEnds {
     step_ = std::nullopt;
     commit_ = std::nullopt;
   }
-  // Forgets what servers before this one were asked for.
-  void KeepOnly(const std::string& incarnation) {
+  // Forgets what was asked for in lives before this one.
+  void KeepOnly(const ServerLife& life) {
     std::lock_guard lock(mutex_);
-    if (freeze_ && freeze_->incarnation != incarnation) freeze_ = std::nullopt;
-    if (step_ && step_->incarnation != incarnation) step_ = std::nullopt;
-    if (commit_ && commit_->incarnation != incarnation) commit_ = std::nullopt;
+    if (freeze_ && freeze_->life != life) freeze_ = std::nullopt;
+    if (step_ && step_->life != life) step_ = std::nullopt;
+    if (commit_ && commit_->life != life) commit_ = std::nullopt;
   }
 
  private:

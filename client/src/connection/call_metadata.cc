@@ -97,7 +97,8 @@ absl::Status CheckTokenMayGo(const std::string& place, const std::string& target
   if (owner.has_value() && OwnerOf(place) == owner) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("without TLS the token goes to ", target, " alone, and not to ", place,
-                   ", since nothing would tell who listens there; connect over TLS, or to a socket file"));
+                   ", since nothing would tell who listens there; connect over TLS, or to a socket file, or "
+                   "name that address, too, among those to connect to"));
 }
 
 bool IsLoopback(const std::string& target) {

@@ -12,31 +12,25 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <type_traits>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/src/connection/breaker.h"
-#include "client/src/connection/call_metadata.h"
 #include "client/src/connection/compute_stream.h"
+#include "client/src/connection/replica_channels.h"
+#include "client/src/connection/server_channel.h"
 #include "client/src/connection/server_features.h"
 #include "client/src/connection/tls.h"
-#include "client/src/connection/traffic_counter.h"
 #include "client/src/connection/watch.h"
-#include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/completion_queue.h"
-#include "grpcpp/security/credentials.h"
 #include "grpcpp/support/async_unary_call.h"
 #include "grpcpp/support/status.h"
 #include "lossd/client.h"
-#include "lossd/v1/gradient.grpc.pb.h"
-#include "lossd/v1/head.grpc.pb.h"
-#include "lossd/v1/loss.grpc.pb.h"
-#include "lossd/v1/region.grpc.pb.h"
-#include "lossd/v1/status.grpc.pb.h"
+#include "lossd/v1/gradient.pb.h"
+#include "lossd/v1/head.pb.h"
+#include "lossd/v1/status.pb.h"
 #include "proto/wire/tensor.h"
 
 namespace lossd::internal {
@@ -85,6 +79,8 @@ struct CallOptions {
   Patience patience = Patience::kCallTimeout;
   // kNo for a call that would do its work once more.
   Repeat repeat = Repeat::kYes;
+  // Filled in with the server whose answer it is, where it is not null.
+  std::shared_ptr<ServerChannel>* answered_by = nullptr;
 };
 
 // What several calls share.
@@ -95,16 +91,18 @@ template <class Stub, class Request, class Response>
 using AsyncMethod = std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (Stub::*)(
     grpc::ClientContext*, const Request&, grpc::CompletionQueue*);
 
-// Thread-safe.
+// To a server, or to the replicas of a set: then calls go to one of them as long as that answers, and to the
+// next where it cannot be reached. Thread-safe.
 class Connection {
  public:
-  // Does not wait for the server. INVALID_ARGUMENT for options that cannot work.
-  static absl::StatusOr<std::unique_ptr<Connection>> Create(const std::string& target,
+  // Does not wait for the server. INVALID_ARGUMENT for targets (SplitTargets) and options that cannot work.
+  static absl::StatusOr<std::unique_ptr<Connection>> Create(const std::string& targets,
                                                             const ClientOptions& options);
 
-  const std::string& target() const { return target_; }
-  const ClientOptions& options() const { return options_; }
-  Traffic traffic() const { return traffic_->Total(); }
+  // Which server calls go to now.
+  std::string target() const { return servers_->current()->target(); }
+  const ClientOptions& options() const { return settings_.options; }
+  Traffic traffic() const { return settings_.traffic->Total(); }
 
   // Whether the server can do all that `request` asks for: UNIMPLEMENTED names what it lacks. By what it said
   // in the last answer of GetStatus, without a call. Every call below looks by itself; Compute's messages are
@@ -123,17 +121,22 @@ class Connection {
   absl::StatusOr<Response> Call(AsyncMethod<Stub, Request, Response> method, const Request& request,
                                 const CallOptions& options = {}) {
     Response response;
-    const auto attempt = [&](grpc::ClientContext* context, Watch* watch, grpc::Status* ended) {
+    const auto attempt = [&](const ServerChannel& server, grpc::ClientContext* context, Watch* watch,
+                             grpc::Status* ended) {
       grpc::CompletionQueue queue;
-      const auto call = (StubOf<Stub>().*method)(context, request, &queue);
+      const auto call = (server.StubOf<Stub>().*method)(context, request, &queue);
       call->Finish(&response, ended, &response);
       bool ok = false;
       return Await(&queue, context, watch, &ok);
     };
-    const absl::Status status = Run(request, &response, options, attempt);
-    if (!status.ok()) return status;
+    const auto server = Run(request, &response, options, attempt);
+    if (!server.ok()) return server.status();
+    if (options.answered_by != nullptr) *options.answered_by = *server;
     // Here, so that no caller can forget it: the requests that follow are checked against this answer.
-    if constexpr (std::is_same_v<Response, v1::GetStatusResponse>) features_.Note(response);
+    if constexpr (std::is_same_v<Response, v1::GetStatusResponse>) {
+      features_.Note(response);
+      (*server)->NoteIncarnation(response.incarnation());
+    }
     return response;
   }
 
@@ -144,55 +147,55 @@ class Connection {
   absl::StatusOr<int64_t> WriteWeights(const WeightSource& source);
 
   // A Compute call on a network connection of its own, whose answers are as large as `limits` let them be.
-  std::unique_ptr<ComputeStream> Compute(const v1::SessionLimits& limits);
-  // The same at another target, which belongs to the same server: once a connection to it is there, for which
-  // it has kConnectPatience. UNAVAILABLE if that does not do, INVALID_ARGUMENT if the token must not be sent
-  // there, or what the caller says who is asked meanwhile (ClientOptions::interrupted).
+  std::unique_ptr<ComputeStream> Compute(const v1::SessionLimits& limits) {
+    return servers_->current()->Compute(limits);
+  }
+  // The same at another target, of which a server has said that it takes the session's lanes: once a
+  // connection to it is there, for which it has kConnectPatience. UNAVAILABLE if that does not do,
+  // FAILED_PRECONDITION if the token must not be sent there, or what the caller says who is asked meanwhile
+  // (ClientOptions::interrupted).
   static constexpr std::chrono::milliseconds kConnectPatience{2000};
   absl::StatusOr<std::unique_ptr<ComputeStream>> ComputeAt(const std::string& target,
                                                            const v1::SessionLimits& limits);
 
  private:
-  Connection(std::string target, ClientOptions options, std::shared_ptr<grpc::ChannelCredentials> credentials,
-             std::shared_ptr<CallMetadata> metadata);
+  Connection(const std::string& targets, const ClientOptions& options,
+             std::shared_ptr<grpc::ChannelCredentials> credentials);
 
-  template <class Stub>
-  Stub& StubOf() const {
-    return *std::get<std::unique_ptr<Stub>>(stubs_);
-  }
   // Makes the call and fills in the response and its end; or the error with which the watch cut it short.
-  using Attempt = absl::FunctionRef<absl::Status(grpc::ClientContext*, Watch*, grpc::Status*)>;
-  // Call without its types, so that it is compiled once.
-  absl::Status Run(const google::protobuf::Message& request, google::protobuf::Message* response,
-                   const CallOptions& call, Attempt attempt);
+  using Attempt =
+      absl::FunctionRef<absl::Status(const ServerChannel&, grpc::ClientContext*, Watch*, grpc::Status*)>;
+  // Call without its types, so that it is compiled once. The server that has answered.
+  absl::StatusOr<std::shared_ptr<ServerChannel>> Run(const google::protobuf::Message& request,
+                                                     google::protobuf::Message* response,
+                                                     const CallOptions& call, Attempt attempt);
+  // One attempt, and what it ended with: the server's answer, or why there is none.
+  struct End {
+    absl::Status said;    // by the server, or by gRPC in its place
+    absl::Status status;  // what that means, as the token may have been replaced since
+    bool is_cut = false;  // nobody waits for it any longer
+  };
+  End Try(const ServerChannel& server, google::protobuf::Message* response, Patience patience,
+          Attempt attempt);
   // Nothing for kEndless.
   std::optional<std::chrono::milliseconds> TimeoutOf(Patience patience) const;
-  // What a call without a deadline makes of silence: one that waits for its connection fails by itself.
-  Watch::Silence SilenceOfStream() const;
   // Waits, and connects again whenever the connection is lost meanwhile: by itself gRPC would not before the
   // next call, whose first attempts may be five seconds apart.
   absl::Status Pause(std::chrono::milliseconds delay);
   bool GivesUp(HandshakeFailure failure, std::chrono::steady_clock::duration tried) const;
-  std::shared_ptr<grpc::Channel> StreamChannel(const std::string& target, const v1::SessionLimits& limits,
-                                               const Breaker& breaker) const;
+  // What a stream of rows ended with: the next one goes elsewhere if this server cannot be reached.
+  absl::Status LeaveIfGone(const ServerChannel& server, absl::Status ended);
   // `complete` moves into the piece what only its kind of message has.
   template <class Response, class Request, class Complete>
   absl::Status ReadRows(const char* method, const Request& request, const RowSink& sink, Complete complete);
+  absl::Status WriteRows(const ServerChannel& server, const WeightSource& source,
+                         v1::WriteWeightsResponse* response);
 
-  const std::string target_;
-  const ClientOptions options_;
-  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
-  const std::shared_ptr<CallMetadata> metadata_;
+  const std::string targets_;
+  const ChannelSettings settings_;
   ServerFeatures features_;
-  const std::shared_ptr<TrafficCounter> traffic_ = std::make_shared<TrafficCounter>();
   std::atomic<bool> connected_ = false;  // a server has answered
-  const Breaker breaker_;
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::tuple<std::unique_ptr<v1::HeadService::Stub>, std::unique_ptr<v1::LossService::Stub>,
-                   std::unique_ptr<v1::GradientService::Stub>, std::unique_ptr<v1::RegionService::Stub>,
-                   std::unique_ptr<v1::StatusService::Stub>>
-      stubs_;
-  const WatchedServer watched_;
+  std::unique_ptr<ReplicaChannels> servers_;
 };
 
 // The server could not be reached, or wants to be asked again later: the same call may succeed.

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/src/connection/trace.h"
@@ -17,6 +18,8 @@ namespace {
 // Who is told that nobody listens there is told sooner than that.
 constexpr std::chrono::milliseconds kRefusal(1000);
 
+constexpr char kSilentUrl[] = "type.lossd/Silent";
+
 // Whether a connection was given up because nothing came over it: the other ends are told by somebody. What
 // gRPC calls that in a later version is tried again like them.
 bool IsSilence(const absl::Status& ended) {
@@ -27,12 +30,18 @@ bool IsSilence(const absl::Status& ended) {
 }  // namespace
 
 absl::Status NoAnswer(const WatchedServer& server, std::chrono::milliseconds time) {
-  return absl::DeadlineExceededError(absl::StrCat(
+  const std::string text = absl::StrCat(
       "no answer within ", time == server.options.call_timeout ? "call_timeout" : "the time of such a call",
       " (", std::chrono::duration<double>(time).count(), " s) from ", server.target,
       ": the server is stopped, overloaded or cut off. Look at it and at the way to it; if it only "
-      "needs longer, give it a larger call_timeout"));
+      "needs longer, give it a larger call_timeout");
+  if (server.others == WatchedServer::Others::kNone) return absl::DeadlineExceededError(text);
+  absl::Status status = absl::UnavailableError(text);
+  status.SetPayload(kSilentUrl, absl::Cord());
+  return status;
 }
+
+bool WasSilent(const absl::Status& status) { return status.GetPayload(kSilentUrl).has_value(); }
 
 // GetStatus over the connection that is there and over a new one: whatever is answered shows that the server
 // lives.

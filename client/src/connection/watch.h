@@ -31,10 +31,14 @@ struct WatchedServer {
   std::shared_ptr<grpc::Channel> channel;  // that is there anyway
   const Breaker& breaker;                  // of its connection
   std::function<std::shared_ptr<grpc::Channel>()> connect;
+  // Whether others may serve instead of it.
+  enum class Others { kNone, kAre } others = Others::kNone;
 };
 
-// A call that may take so long had none.
+// A call that may take so long had none. UNAVAILABLE where others may serve: there the call is made again.
 absl::Status NoAnswer(const WatchedServer& server, std::chrono::milliseconds time);
+// Whether a call ended with `status` because the server was silent and others may serve.
+bool WasSilent(const absl::Status& status);
 
 // Used by one thread, for one wait, which begins with it.
 class Watch {

@@ -61,7 +61,7 @@ class FlushRun {
     internal::OpenFreeze freeze{.generation = window_.generation(),
                                 .gradient_scale = options_.gradient_scale,
                                 .marks = {marks.begin(), marks.end()},
-                                .incarnation = window_.incarnation()};
+                                .life = window_.life()};
     auto begun = head_.connection().Call(&v1::GradientService::Stub::AsyncBeginFlush,
                                          internal::RequestOf(head_, freeze), internal::kWorkCall);
     if (!begun.ok()) {
@@ -138,7 +138,7 @@ class FlushRun {
     if (internal::SaysWhatBecameOfIt(status)) {
       return internal::Annotate(status, absl::StrCat(done, ", but ", flush, " is not committed"));
     }
-    head_.unanswered().SetCommit({.flush = Result(), .incarnation = window_.incarnation(), .marks = marks_});
+    head_.unanswered().SetCommit({.flush = Result(), .life = window_.life(), .marks = marks_});
     return internal::WithFlush(
         internal::Annotate(status, absl::StrCat(done, ", but the commit of ", flush,
                                                 " is not confirmed; repeat the call, or CommitFlush")),

@@ -54,7 +54,7 @@ absl::StatusOr<std::optional<OpenCommit>> SettleCommit(HeadContext& head) {
   std::optional<OpenCommit> open = head.unanswered().commit();
   if (!open) return open;
   WindowCall window(head);
-  window.Resume(open->incarnation, open->flush.generation);
+  window.Resume(open->life, open->flush.generation);
   v1::CommitFlushRequest request;
   request.set_head(head.config().name);
   request.set_flush_id(open->flush.flush_id);

@@ -37,7 +37,7 @@ absl::StatusOr<StepResult> Head::ApplyStep(const StepOptions& options,
   if (absl::Status found = window.FindServer(); !found.ok()) return found;
   // Unless a generation is named, a call after a step without an answer is about that step.
   const std::optional<uint64_t> named =
-      options.generation ? options.generation : head.unanswered().StepAt(window.incarnation());
+      options.generation ? options.generation : head.unanswered().StepAt(window.life());
   if (absl::Status begun = window.Begin(named); !begun.ok()) return begun;
   v1::ApplyStepRequest request = internal::ToProto(options);
   request.set_head(config().name);
@@ -46,7 +46,7 @@ absl::StatusOr<StepResult> Head::ApplyStep(const StepOptions& options,
   const auto step =
       head.connection().Call(&v1::GradientService::Stub::AsyncApplyStep, request, internal::kWorkCall);
   head.unanswered().SetStep(internal::MayBeDone(step.status())
-                                ? std::optional(internal::OpenStep{window.generation(), window.incarnation()})
+                                ? std::optional(internal::OpenStep{window.generation(), window.life()})
                                 : std::nullopt);
   if (!step.ok()) return window.Explain(step.status());
   head.NoteCommit(step->generation());

@@ -13,16 +13,16 @@ bool MayBeDone(const absl::Status& status) {
 
 absl::Status WindowCall::FindServer() {
   // A server that was restarted since answers with heads, sessions or generations that are not ours.
-  incarnation_ = head_.incarnation();
-  if (!incarnation_.empty()) return absl::OkStatus();
+  life_ = head_.life();
+  if (life_.known()) return absl::OkStatus();
   const auto server = head_.connection().Call(&v1::StatusService::Stub::AsyncGetStatus, {});
   if (!server.ok()) return server.status();
-  incarnation_ = server->incarnation();
+  life_ = ServerLife::Of(*server);
   return absl::OkStatus();
 }
 
 absl::Status WindowCall::Begin(std::optional<uint64_t> generation) {
-  if (incarnation_.empty()) {
+  if (!life_.known()) {
     if (absl::Status found = FindServer(); !found.ok()) return found;
   }
   if (absl::Status settled = SettleFreeze(head_); !settled.ok()) return settled;
@@ -41,16 +41,20 @@ absl::Status WindowCall::Explain(const absl::Status& status) const {
     return status;
   }
   const auto position = PositionOf(status);
-  // What a checkpoint has is not to be replayed, and what came after it is.
+  // What a checkpoint has is not to be replayed, and what came after it is. Replicas say the same of marks
+  // that are of a replica before it was lost: the window goes on without them.
   const bool restored = position.has_value() && position->has_restores();
   const uint64_t generation = restored ? position->generation() : generation_;
   const auto server = head_.connection().Call(&v1::StatusService::Stub::AsyncGetStatus, {});
-  if (server.ok() && server->incarnation() != incarnation_) {
+  if (server.ok() && ServerLife::Of(*server).IsAnotherThan(life_)) {
     return WindowLostError(head_.config().name, generation,
                            "the server was restarted before the window ended");
   }
   if (restored) {
-    return WindowLostError(head_.config().name, generation, "the head was restored from a checkpoint");
+    return WindowLostError(head_.config().name, generation,
+                           life_.history == 0 ? "the head was restored from a checkpoint"
+                                              : "the head was restored from a checkpoint, or a replica was "
+                                                "lost with what its sessions had added");
   }
   return status;
 }

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 
 #include "absl/status/status.h"
 #include "client/src/common/convert.h"
@@ -41,19 +40,20 @@ class WindowCall {
   // Before anything else: finds out about the server and, unless one is named, about the window.
   absl::Status Begin(std::optional<uint64_t> generation = std::nullopt);
   // Instead of Begin: about a window that an earlier call began.
-  void Resume(const std::string& incarnation, uint64_t generation) {
-    incarnation_ = incarnation;
+  void Resume(const ServerLife& life, uint64_t generation) {
+    life_ = life;
     generation_ = generation;
   }
   uint64_t generation() const { return generation_; }
-  const std::string& incarnation() const { return incarnation_; }
+  const ServerLife& life() const { return life_; }
 
-  // The status as it is, or "window lost" if its cause is that the server was restarted.
+  // The status as it is, or "window lost" if its cause is that the server was restarted, or that marks are of
+  // a replica that was, or of before a restore.
   absl::Status Explain(const absl::Status& status) const;
 
  private:
   HeadContext& head_;
-  std::string incarnation_;
+  ServerLife life_;
   uint64_t generation_ = 0;
 };
 

@@ -34,6 +34,10 @@ class RegionMap {
   };
   void Add(const void* data, Entry entry);
   void Remove(const void* data);
+  bool empty() const {
+    const std::lock_guard lock(mutex_);
+    return regions_.empty();
+  }
 
   // Where `bytes` bytes at `data` are; none if they do not begin in a region. INVALID_ARGUMENT, calling them
   // `name`, if they end beyond it, FAILED_PRECONDITION if the server has lost it.

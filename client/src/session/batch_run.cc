@@ -149,6 +149,12 @@ absl::Status BatchRun::Settle(const absl::Status& cause, Backoff* backoff) {
   if (!recovery.ok()) return recovery.status();
   if (*recovery == LaneSet::Recovery::kNewSession) {
     if (std::any_of(runs_.begin(), runs_.end(), [](const LaneRun& run) { return run.AnySent(); })) {
+      if (job_.Accumulates() && lanes_->link().generation() > job_.generation) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "the window of generation ", job_.generation,
+            " ended in the middle of this batch, and the replica that had the session was lost: what it had "
+            "accepted of the batch is in that window, the rest in none"));
+      }
       session_usable_ = true;  // at the new server, where nothing of this batch counts
       return absl::AbortedError(
           "the server's session was replaced by a new one in the middle of this batch, of which "

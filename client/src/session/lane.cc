@@ -36,7 +36,8 @@ void Lane::Begin() {
 
 absl::Status Lane::Attach() {
   const std::string place = link_->places().Of(number_);
-  if (place.empty()) return AttachAt(place);
+  const std::string home = link_->places().home();
+  if (place == home) return AttachAt(place);
   absl::Status there = AttachAt(place);
   if (there.ok()) {
     displaced_ = absl::OkStatus();
@@ -45,12 +46,12 @@ absl::Status Lane::Attach() {
   // A lane that somebody else has taken is not taken back.
   if (there.ok() || absl::IsAborted(there) || WasInterrupted(there) || interruption_->raised()) return there;
   // What is wrong with the session, the server itself says again.
-  absl::Status here = AttachAt("");
-  if (here.ok()) {
+  absl::Status at_home = AttachAt(home);
+  if (at_home.ok()) {
     link_->places().Avoid(place);
     displaced_ = std::move(there);
   }
-  return here;
+  return at_home;
 }
 
 absl::Status Lane::AttachAt(const std::string& place) {
@@ -76,7 +77,7 @@ absl::StatusOr<std::unique_ptr<ComputeStream>> Lane::NewStream(const std::string
 }
 
 void Lane::LeaveOtherPlace() {
-  if (!place_.empty()) DropStream();
+  if (place() != link_->places().home()) DropStream();
 }
 
 absl::Status Lane::AwaitReady() {

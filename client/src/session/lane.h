@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -32,10 +33,10 @@ class Lane {
   void Begin();
 
   // A new stream up to its `ready`; the marks are true afterwards, because the server has ended every older
-  // stream of the lane. Where it should be elsewhere than at the server's own target (LanePlaces) and cannot,
-  // it is there after all. On an error, why the call ended, there is no stream.
+  // stream of the lane. Where it should be elsewhere than at the session's home (LanePlaces) and cannot, it
+  // is there after all. On an error, why the call ended, there is no stream.
   absl::Status Attach();
-  // If its stream is elsewhere, it goes.
+  // If its stream is not at home, it goes.
   void LeaveOtherPlace();
 
   enum class Recovery {
@@ -62,8 +63,8 @@ class Lane {
 
   // Null before Attach.
   ComputeStream* stream() { return stream_.get(); }
-  // Where the stream is, or was; empty: at the server's own target.
-  const std::string& place() const { return place_; }
+  // Where the stream is, or was, or else the session's home; empty: at the target of the connection.
+  std::string place() const { return place_.value_or(link_->places().home()); }
   // Why it was not where it should have been, last.
   const absl::Status& displaced() const { return displaced_; }
   SessionLink& link() { return *link_; }
@@ -89,7 +90,7 @@ class Lane {
   // Guards the pointer against CancelStream; its own thread reads it without.
   std::mutex stream_mutex_;
   std::unique_ptr<ComputeStream> stream_;
-  std::string place_;
+  std::optional<std::string> place_;
   absl::Status displaced_;
 
   uint64_t accepted_ = 0;

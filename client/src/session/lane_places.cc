@@ -31,26 +31,36 @@ std::string ResolveLaneAddress(const std::string& target, const std::string& add
   return absl::StrCat(target.substr(0, colon), address);
 }
 
-void LanePlaces::Take(const std::vector<std::string>& addresses) {
+void LanePlaces::Take(const std::string& target, const std::vector<std::string>& addresses, Session session) {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> places;
   places.reserve(addresses.size());
-  for (const std::string& address : addresses) places.push_back(ResolveLaneAddress(target_, address));
-  if (places != places_) avoided_.clear();  // the server was started anew
+  for (const std::string& address : addresses) places.push_back(ResolveLaneAddress(target, address));
+  if (places != places_) avoided_.clear();  // the server was started anew, or is another one
   places_ = std::move(places);
+  session_ = session;
 }
 
-void LanePlaces::KeepAtTarget() {
+void LanePlaces::KeepHome() {
   const std::lock_guard lock(mutex_);
-  at_target_ = true;
+  all_home_ = true;
+}
+
+std::string LanePlaces::home() const {
+  const std::lock_guard lock(mutex_);
+  return HomeLocked();
+}
+
+std::string LanePlaces::HomeLocked() const {
+  return session_ == Session::kElsewhere && !places_.empty() ? places_.front() : "";
 }
 
 std::string LanePlaces::Of(int32_t lane, Clock::time_point now) const {
   const std::lock_guard lock(mutex_);
-  if (at_target_ || places_.empty()) return "";
+  if (all_home_ || places_.empty()) return HomeLocked();
   const std::string& place = places_[static_cast<size_t>(lane) % places_.size()];
   const auto avoided = avoided_.find(place);
-  return avoided != avoided_.end() && now < avoided->second.until ? "" : place;
+  return avoided != avoided_.end() && now < avoided->second.until ? HomeLocked() : place;
 }
 
 void LanePlaces::Avoid(const std::string& place, Clock::time_point now) {

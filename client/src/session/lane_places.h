@@ -1,5 +1,5 @@
-// Where the lanes of a session are opened: where the head lies over several devices, at each of the processes
-// that have them, so that hidden states do not all go through one.
+// Where the lanes of a session are opened: at the replica that has the session, and where the head lies over
+// several devices, at each of the processes that have them, so that hidden states do not all go through one.
 #ifndef LOSSD_CLIENT_SRC_SESSION_LANE_PLACES_H_
 #define LOSSD_CLIENT_SRC_SESSION_LANE_PLACES_H_
 
@@ -27,17 +27,22 @@ class LanePlaces {
   static constexpr Clock::duration kAvoided = std::chrono::seconds(5);
   static constexpr Clock::duration kLongestAvoided = std::chrono::minutes(5);
 
-  // `target`: that of the server which sessions are opened at.
-  explicit LanePlaces(std::string target) : target_(std::move(target)) {}
+  // Which server has the session.
+  enum class Session {
+    kAtTarget,   // the one that was asked for it
+    kElsewhere,  // another replica, which is at the first of its addresses
+  };
+  // What the server at `target` told last.
+  void Take(const std::string& target, const std::vector<std::string>& addresses,
+            Session session = Session::kAtTarget);
+  // From now on every lane is at home.
+  void KeepHome();
 
-  // What the server told last.
-  void Take(const std::vector<std::string>& addresses);
-  // From now on every lane is at the target.
-  void KeepAtTarget();
-
+  // Where any lane may be: the server that has the session. Empty: at the target.
+  std::string home() const;
   // Where this lane is to be opened; empty: at the target.
   std::string Of(int32_t lane, Clock::time_point now = Clock::now()) const;
-  // It could not be, though it could at the target. Lanes that find out while it is avoided change nothing.
+  // It could not be, though it could at home. Lanes that find out while it is avoided change nothing.
   void Avoid(const std::string& place, Clock::time_point now = Clock::now());
   // A lane was opened there.
   void Reached(const std::string& place);
@@ -48,9 +53,11 @@ class LanePlaces {
     Clock::time_point until{};
   };
 
-  const std::string target_;
+  std::string HomeLocked() const;
+
   mutable std::mutex mutex_;
-  bool at_target_ = false;
+  bool all_home_ = false;
+  Session session_ = Session::kAtTarget;
   std::vector<std::string> places_;  // by rank; as Of returns them
   std::map<std::string, Avoided> avoided_;
 };

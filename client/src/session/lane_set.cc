@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/src/connection/grpc_status.h"
 #include "client/src/connection/waiting.h"
 
@@ -54,9 +55,38 @@ absl::Status LaneSet::EnsureReady() {
   return Reattach(std::move(cause), 1, &backoff).status();
 }
 
-void LaneSet::KeepAtTarget() {
-  link_.places().KeepAtTarget();
+absl::Status LaneSet::ComeHere() {
+  link_.WantHere();
+  link_.places().KeepHome();
+  if (!link_.places().home().empty()) {
+    if (absl::Status moved = Move(); !moved.ok()) return moved;
+  }
   for (const auto& lane : lanes_) lane->LeaveOtherPlace();
+  return absl::OkStatus();
+}
+
+absl::Status LaneSet::Move() {
+  constexpr char kWhere[] = "its chunks name a region, which another replica cannot read";
+  if (link_.contributed()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("session ", link_.session_id(), " is at ", link_.places().home(),
+                     " and has something in the window; ", kWhere,
+                     ": create the region before the session is opened, or end the window first"));
+  }
+  Abandon();
+  v1::CloseSessionRequest request;
+  request.set_session_id(link_.session_id());
+  const auto closed =
+      link_.head().connection().Call(&v1::LossService::Stub::AsyncCloseSession, request, kDeletion);
+  if (!closed.ok()) return closed.status();
+  const auto response = link_.Reopen(absl::OkStatus());
+  if (!response.ok()) return response.status();
+  Adopt(*response);
+  Begin();
+  if (link_.places().home().empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("the session is opened at ", link_.places().home(),
+                                                    " although it was asked for at ",
+                                                    link_.head().connection().target(), "; ", kWhere));
 }
 
 absl::StatusOr<LaneSet::Recovery> LaneSet::Reattach(absl::Status cause, size_t used, Backoff* backoff) {

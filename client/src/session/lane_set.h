@@ -40,8 +40,11 @@ class LaneSet {
   // `backoff` says. Errors are final, those of Lane::Recover.
   absl::StatusOr<Recovery> Reattach(absl::Status cause, size_t used, Backoff* backoff);
 
-  // From now on all lanes are at the server's own target: between two batches.
-  void KeepAtTarget();
+  // From now on all lanes are at the server that calls go to, whose regions a batch names: between two
+  // batches. If another replica has the session, it is closed there and another one opened here.
+  // FAILED_PRECONDITION if that cannot be, since it has something in the window, or the server has none here
+  // either.
+  absl::Status ComeHere();
 
   // Brings whoever waits on one of the first `used` lanes to an end, until Resume. From any thread.
   void Interrupt(size_t used);
@@ -62,6 +65,7 @@ class LaneSet {
 
  private:
   absl::Status AttachFirst(size_t used);
+  absl::Status Move();  // ComeHere, of a session that another replica has
   // The session of `response` takes the place of the one that is known, and what comes next is behind its
   // marks.
   void Adopt(const v1::OpenSessionResponse& response);

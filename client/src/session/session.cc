@@ -78,8 +78,10 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   // Otherwise the chunks would wait until somebody ended that flush.
   if (absl::Status status = internal::SettleFreeze(*head_); !status.ok()) return status;
   const internal::SessionLink& link = lanes_.link();
-  // Regions are of the process that answers at the target.
-  if (places->hidden_states || places->teacher_hidden || places->dx) lanes_.KeepAtTarget();
+  // Regions are of the process that calls go to.
+  if (places->hidden_states || places->teacher_hidden || places->dx) {
+    if (absl::Status here = lanes_.ComeHere(); !here.ok()) return here;
+  }
   if (absl::Status status = lanes_.EnsureReady(); !status.ok()) return status;
   places->dx_left_out = outputs.dx == nullptr && internal::LeavesDxOut(head_->connection());
 
@@ -145,9 +147,10 @@ std::vector<LanePlace> Session::Impl::lane_places() const {
   std::lock_guard lock(mutex_);
   std::vector<LanePlace> places;
   for (size_t i = 0; i < lanes_.size(); ++i) {
-    const std::string& place = lanes_[i].place();
+    const std::string place = lanes_[i].place();
+    const bool at_home = place == lanes_.link().places().home();
     places.push_back({.target = place.empty() ? head_->connection().target() : place,
-                      .why_not_elsewhere = place.empty() ? lanes_[i].displaced() : absl::OkStatus()});
+                      .why_not_elsewhere = at_home ? lanes_[i].displaced() : absl::OkStatus()});
   }
   return places;
 }

@@ -44,9 +44,9 @@ absl::Status CheckKind(const HeadConfig& made, const v1::OpenSessionResponse& no
 }  // namespace
 
 SessionLink::SessionLink(std::shared_ptr<HeadContext> head, SessionOptions options)
-    : head_(std::move(head)), options_(std::move(options)), places_(head_->connection().target()) {
+    : head_(std::move(head)), options_(std::move(options)) {
   // A tile of a deterministic session wants the rows of several chunks in one place.
-  if (!options_.spread_lanes || options_.deterministic == Deterministic::kYes) places_.KeepAtTarget();
+  if (!options_.spread_lanes || options_.deterministic == Deterministic::kYes) places_.KeepHome();
 }
 
 absl::StatusOr<v1::OpenSessionResponse> SessionLink::Open() {
@@ -78,7 +78,8 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Reopen(const absl::Status& 
 absl::Status SessionLink::CheckRestored(const v1::OpenSessionResponse& response) {
   const std::lock_guard lock(mutex_);
   const bool same_server = response.incarnation() == incarnation_;
-  if (session_id_.empty() || response.restores() == (same_server ? restores_ : 0)) return absl::OkStatus();
+  const uint64_t before = IsSameLifeLocked(response) ? restores_ : 0;
+  if (session_id_.empty() || response.restores() == before) return absl::OkStatus();
   // Servers before that feature do not tell what the checkpoint is of.
   const bool of_this_past = response.has_restored_from() ? response.restored_from() == restores_
                                                          : !head_->connection().Has("past_of_marks");
@@ -88,10 +89,15 @@ absl::Status SessionLink::CheckRestored(const v1::OpenSessionResponse& response)
     return LostByRestore(response.generation());
   }
   // All the same if it was restored to where the session stands: its lanes find out.
+  life_ = ServerLife::Of(response);
   restores_ = response.restores();
   restored_ = true;
-  head_->NoteIncarnation(incarnation_, restores_);
+  head_->NoteLife(life_, restores_);
   return absl::OkStatus();
+}
+
+bool SessionLink::IsSameLifeLocked(const v1::OpenSessionResponse& response) const {
+  return response.incarnation() == incarnation_ || ServerLife::Of(response) == life_;
 }
 
 bool SessionLink::restored() const {
@@ -101,6 +107,7 @@ bool SessionLink::restored() const {
 
 void SessionLink::NoteStands() {
   const std::lock_guard lock(mutex_);
+  life_of_marks_ = life_;
   restores_of_marks_ = restores_;
 }
 
@@ -111,7 +118,7 @@ uint64_t SessionLink::restores_of_marks() const {
 
 uint64_t SessionLink::generation_of_marks() const {
   const std::lock_guard lock(mutex_);
-  return std::max(generation_, head_->GenerationIn(incarnation_, restores_of_marks_));
+  return std::max(generation_, head_->GenerationIn(life_of_marks_, restores_of_marks_));
 }
 
 absl::Status SessionLink::LostByRestore(uint64_t generation) const {
@@ -126,9 +133,14 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
   request.set_rank(options_.rank);
   request.set_lanes(lanes);
   request.set_deterministic(options_.deterministic == Deterministic::kYes);
+  // A server that knows nothing of replicas has the session anyway. Deterministic ones are placed by their
+  // rank.
+  const bool regions = !head_->regions().empty() && options_.deterministic == Deterministic::kNo;
+  if ((here_ || regions) && head_->connection().Has("replicas")) request.set_at_this_replica(true);
   const TraceScope scope(&trace_);
-  auto response =
-      head_->connection().Call(&v1::LossService::Stub::AsyncOpenSession, request, {.when_full = when_full});
+  std::shared_ptr<ServerChannel> server;
+  auto response = head_->connection().Call(&v1::LossService::Stub::AsyncOpenSession, request,
+                                           {.when_full = when_full, .answered_by = &server});
   if (!response.ok()) return response;
   if (response->vocab_size() != config.vocab_size || response->hidden_size() != config.hidden_size) {
     return absl::FailedPreconditionError(
@@ -136,7 +148,9 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
                      "; this handle was made when it was ", config.vocab_size, "x", config.hidden_size));
   }
   if (absl::Status same = CheckKind(config, *response); !same.ok()) return same;
-  places_.Take({response->lane_addresses().begin(), response->lane_addresses().end()});
+  const bool elsewhere = response->has_replica() && server->incarnation() != response->incarnation();
+  places_.Take(server->target(), {response->lane_addresses().begin(), response->lane_addresses().end()},
+               elsewhere ? LanePlaces::Session::kElsewhere : LanePlaces::Session::kAtTarget);
   const std::lock_guard lock(mutex_);
   limits_ = response->limits();
   return response;
@@ -150,7 +164,11 @@ absl::Status SessionLink::CheckReplaceable(const v1::OpenSessionResponse& respon
   const std::lock_guard lock(mutex_);
   if (session_id_.empty() || !ContributedLocked()) return absl::OkStatus();
   if (response.incarnation() != incarnation_) {
-    return WindowLostError(head_->config().name, contributed_generation_, "the server was restarted");
+    const bool same_set = IsSameLifeLocked(response);
+    if (same_set && response.generation() > contributed_generation_) return absl::OkStatus();
+    return WindowLostError(
+        head_->config().name, contributed_generation_,
+        same_set ? "the replica that had the session was lost" : "the server was restarted");
   }
   return absl::FailedPreconditionError(absl::StrCat(
       "session ", session_id_, " has expired at the server (its lease is ", limits_.lease_seconds(),
@@ -168,18 +186,19 @@ void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
   contributions_ = 0;
   next_places_.clear();
   clock_offset_ = ClockOffset();  // it may be another server
+  life_ = life_of_marks_ = ServerLife::Of(response);
   restores_ = restores_of_marks_ = response.restores();
   restored_ = false;
   set_back_from_ = 0;
-  head_->NoteIncarnation(incarnation_, restores_);
+  head_->NoteLife(life_, restores_);
 }
 
 // A restarted server has no heads, so it answers OpenSession with NOT_FOUND: say what that means.
 absl::Status SessionLink::ExplainMissing(const absl::Status& status) {
   if (!absl::IsNotFound(status)) return status;
   const auto server = head_->connection().Call(&v1::StatusService::Stub::AsyncGetStatus, {});
-  if (!server.ok() || server->incarnation() == incarnation_) return status;
   const std::lock_guard lock(mutex_);
+  if (!server.ok() || !ServerLife::Of(*server).IsAnotherThan(life_)) return status;
   if (ContributedLocked()) {
     return WindowLostError(head_->config().name, contributed_generation_,
                            "the server was restarted without this head");
@@ -232,7 +251,7 @@ void SessionLink::NoteGeneration(uint64_t generation) {
 uint64_t SessionLink::generation() {
   const std::lock_guard lock(mutex_);
   // What is only true until an abort is not kept.
-  return std::max(GenerationLocked(), head_->NextGeneration(incarnation_));
+  return std::max(GenerationLocked(), head_->NextGeneration(life_));
 }
 
 void SessionLink::NoteNamed(uint64_t generation) {
@@ -241,12 +260,17 @@ void SessionLink::NoteNamed(uint64_t generation) {
 }
 
 uint64_t SessionLink::GenerationLocked() {
-  generation_ = std::max(generation_, head_->CommittedGeneration(incarnation_));
+  generation_ = std::max(generation_, head_->CommittedGeneration(life_));
   return generation_;
 }
 
 bool SessionLink::ContributedLocked() {
   return contributions_ > 0 && contributed_generation_ >= GenerationLocked();
+}
+
+bool SessionLink::contributed() {
+  const std::lock_guard lock(mutex_);
+  return ContributedLocked();
 }
 
 void SessionLink::NoteContribution(uint64_t generation) {

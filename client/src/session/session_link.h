@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/src/common/head_context.h"
+#include "client/src/common/server_life.h"
 #include "client/src/session/clock_offset.h"
 #include "client/src/session/lane_places.h"
 #include "lossd/client.h"
@@ -33,10 +34,13 @@ class SessionLink {
   // the server it was at, or the head is gone. Asks anew what the server can do, unless the server itself
   // ended the stream over a position.
   absl::StatusOr<v1::OpenSessionResponse> Reopen(const absl::Status& cause);
+  // From now on the session is to be at the server that calls go to, whose regions its chunks name.
+  void WantHere() { here_ = true; }
   // Whether Reopen found the session that is known here.
   bool IsSame(const v1::OpenSessionResponse& response) const;
   // Ok if nothing of the known session can be in the present window, so that another one may take its place;
-  // otherwise the final error: window lost, or the session expired with work in it.
+  // otherwise the final error: window lost, or the session expired with work in it. A replica that was lost
+  // takes nothing along of a window that has ended: it ended with all that was accepted.
   absl::Status CheckReplaceable(const v1::OpenSessionResponse& response);
   // The response's session is the one that is known from now on.
   void Adopt(const v1::OpenSessionResponse& response);
@@ -56,6 +60,9 @@ class SessionLink {
   // server rejects it or says that it was not accepted.
   void NoteContribution(uint64_t generation);
   void NoteWithdrawal(uint64_t generation);
+
+  // Whether something of it is, or may be, in the present window.
+  bool contributed();
 
   // Where a batch of so many tokens begins among those of the window of `generation`: at `place`, or behind
   // the one before. Of a deterministic session.
@@ -90,6 +97,7 @@ class SessionLink {
   const TraceContext& trace() const { return trace_; }
   v1::SessionLimits limits() const;
   LanePlaces& places() { return places_; }
+  const LanePlaces& places() const { return places_; }
 
  private:
   absl::StatusOr<v1::OpenSessionResponse> Ask(int32_t lanes, WhenFull when_full);
@@ -98,6 +106,8 @@ class SessionLink {
   absl::Status CheckRestored(const v1::OpenSessionResponse& response);
   uint64_t GenerationLocked();
   bool ContributedLocked();
+  // Whether `response` goes on where this session was, if at another server.
+  bool IsSameLifeLocked(const v1::OpenSessionResponse& response) const;
 
   const std::shared_ptr<HeadContext> head_;
   const SessionOptions options_;
@@ -105,11 +115,15 @@ class SessionLink {
   LanePlaces places_;
   // Set by Open and Adopt only.
   int32_t lanes_ = 1;
-  std::string session_id_;  // empty: never opened
-  std::string incarnation_;
+  std::string session_id_;   // empty: never opened
+  std::string incarnation_;  // of the server that has it
+  bool here_ = false;        // set by WantHere only
 
   mutable std::mutex mutex_;
+  ServerLife life_;        // that of the server, or of the replicas that it is one of
   uint64_t restores_ = 0;  // of the head, as far as is known here
+  // Where marks are true.
+  ServerLife life_of_marks_;
   uint64_t restores_of_marks_ = 0;
   bool restored_ = false;
   v1::SessionLimits limits_;

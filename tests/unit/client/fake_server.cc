@@ -31,6 +31,40 @@ bool FakeServer::ForgetsWrite() {
   return true;
 }
 
+grpc::Status FakeServer::Open(const v1::OpenSessionRequest& request, v1::OpenSessionResponse* response) {
+  const std::lock_guard lock(mutex_);
+  if (!has_head_) return {StatusCode::NOT_FOUND, "no such head"};
+  const int lanes = std::max(1, request.lanes());
+  Session& session = sessions_[request.client_key()];
+  response->set_is_new(session.id.empty() && !forget_sessions_are_new);
+  if (session.id.empty()) session.id = "session-" + std::to_string(++observed_.sessions);
+  if (session.accepted.empty()) session.accepted.resize(static_cast<size_t>(lanes));
+  if (session.accepted.size() != static_cast<size_t>(lanes)) {
+    return {StatusCode::INVALID_ARGUMENT, "open with another number of lanes"};
+  }
+  response->set_session_id(session.id);
+  response->set_incarnation(incarnation_);
+  response->set_generation(generation_);
+  if (history_ != 0) {
+    response->set_replica(0);
+    response->set_history(history_);
+  }
+  response->set_restores(restores_);
+  *response->mutable_limits() = limits;
+  for (int i = 0; i < lanes; ++i) {
+    auto* marks = response->add_lanes();
+    marks->set_lane(i);
+    marks->set_accepted(session.accepted[static_cast<size_t>(i)]);
+    marks->set_applied(session.accepted[static_cast<size_t>(i)]);
+  }
+  response->set_vocab_size(kVocab);
+  response->set_hidden_size(kHidden);
+  response->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
+  response->set_has_bias(has_bias);
+  for (const std::string& address : lane_addresses) response->add_lane_addresses(address);
+  return grpc::Status::OK;
+}
+
 // Compute
 
 grpc::Status FakeServer::Attach(const v1::ComputeStart& start, Stream* stream, v1::ComputeReady* ready) {
@@ -87,6 +121,9 @@ bool FakeServer::DealWith(const v1::Chunk& chunk, Fate fate, std::unique_lock<st
     case Fate::kRestartKeepHead:
     case Fate::kRestartLoseHead:
       Restart(fate == Fate::kRestartKeepHead);
+      return false;
+    case Fate::kReplicaLost:
+      LoseLocked(loss);
       return false;
     case Fate::kAbortBefore:
       ReopenWindow();
@@ -289,6 +326,26 @@ void FakeServer::Restart(bool keep_head) {
   std::fill(window_.begin(), window_.end(), 0.0F);
 }
 
+void FakeServer::BecomeReplica(uint64_t history, const std::string& incarnation) {
+  const std::lock_guard lock(mutex_);
+  history_ = history;
+  incarnation_ = incarnation;
+}
+
+void FakeServer::Lose(const Loss& is) {
+  const std::lock_guard lock(mutex_);
+  LoseLocked(is);
+}
+
+void FakeServer::LoseLocked(const Loss& is) {
+  incarnation_ = is.incarnation;
+  generation_ = is.generation;
+  if (is.history != 0) history_ = is.history;
+  restores_ += is.restores;
+  sessions_.clear();
+  std::fill(window_.begin(), window_.end(), 0.0F);
+}
+
 void FakeServer::CommitWindow() {
   last_committed_ = "flush-" + std::to_string(generation_);
   ++generation_;
@@ -308,8 +365,10 @@ FakeServer::Session* FakeServer::FindSession(const std::string& client_key) {
   return &sessions_.at(client_key);
 }
 
-grpc::Status FakeServer::PositionError(StatusCode code, const std::string& message) const {
+grpc::Status FakeServer::PositionError(StatusCode code, const std::string& message,
+                                       std::optional<uint64_t> restores) const {
   v1::PositionInfo position;
+  if (restores) position.set_restores(*restores);
   position.set_incarnation(incarnation_);
   position.set_generation(generation_);
   v1::RichStatus rich;

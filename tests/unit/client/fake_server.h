@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -41,6 +42,7 @@ enum class Fate {
   kRestartLoseHead,     // the server is another one and has no head
   kAbortBefore,         // somebody aborts the flush that is under way just before
   kRestoreBefore,       // somebody restores the head, which is at generation 1 and as many chunks then
+  kReplicaLost,         // with what it had accepted, as `loss` says
   kWrongSize,           // answered with half of dX
   kTakenBySomeoneElse,  // another process sent this sequence first
   kOvertaken,           // the stream breaks, and then another process sends a hundred chunks more
@@ -60,6 +62,22 @@ class FakeServer {
   ~FakeServer();
 
   std::string target() const;
+  // As another process that is killed: its connections break, and no new ones are taken.
+  void Stop();
+
+  // Of a set of replicas, whose windows have this history. Other replicas' sessions that are opened here are
+  // at `sessions_at`, whose calls about them are passed on; null: they are here.
+  void BecomeReplica(uint64_t history, const std::string& incarnation);
+  FakeServer* sessions_at = nullptr;
+  // The replica is lost, started anew and filled: its sessions are gone, and this is what the set is at.
+  struct Loss {
+    std::string incarnation;
+    uint64_t generation = 1;
+    uint64_t history = 0;   // 0: as before
+    uint64_t restores = 0;  // more than before
+  };
+  void Lose(const Loss& is);
+  Loss loss;  // of Fate::kReplicaLost
 
   struct Observed {
     std::vector<int> stream_lanes;  // of each stream, in the order of their starts
@@ -82,6 +100,9 @@ class FakeServer {
     std::vector<v1::ApplyStepRequest> steps;  // calls, repeated ones too
     std::vector<v1::GradientStatsRequest> stats;
     std::vector<int64_t> logits_rows;  // of each call
+    std::vector<v1::OpenSessionRequest> openings;
+    std::vector<v1::SaveCheckpointRequest> saves;
+    int closed_sessions = 0;
   };
 
   // Scripts; set before the calls they are about. Counted calls: from 0.
@@ -102,7 +123,8 @@ class FakeServer {
   std::chrono::milliseconds busy_delay{1};
   int lost_deletions = 0;  // DeleteHead is done, but its answer is lost, that many times
   int slow_steps = 0;      // ApplyStep is done, but the caller's time is up before that, that many times
-  bool restart_before_steps = false;  // the next ApplyStep meets another server, which has the same head
+  bool marks_of_another_past = false;  // ApplyStep finds that the marks are
+  bool restart_before_steps = false;   // the next ApplyStep meets another server, which has the same head
   // Calls for logits, of two rows at most, whose logits are all 1. The call numbered so, from 1, meets
   // another server, or weights that were restored, whose logits are all 2: of the same version.
   int restart_before_logits = 0;
@@ -152,6 +174,7 @@ class FakeServer {
   };
   using Writer = grpc::ServerReaderWriter<v1::ComputeResponse, v1::ComputeRequest>;
 
+  grpc::Status Open(const v1::OpenSessionRequest& request, v1::OpenSessionResponse* response);
   grpc::Status Attach(const v1::ComputeStart& start, Stream* stream, v1::ComputeReady* ready);
   // Returns false when the stream is to end with *status.
   bool TakeChunk(const v1::Chunk& chunk, Stream* stream, Writer* writer, grpc::Status* status);
@@ -165,6 +188,7 @@ class FakeServer {
   // The bias's gradient: half of each row's first element.
   std::vector<float> BiasWindow() const;
   void Restart(bool keep_head);
+  void LoseLocked(const Loss& is);
   void CommitWindow();
   void ReopenWindow();
   Session* FindSession(const std::string& client_key);
@@ -172,13 +196,15 @@ class FakeServer {
     return FindSession(stream.client_key)->accepted.at(static_cast<size_t>(stream.lane));
   }
   bool ForgetsWrite();
-  grpc::Status PositionError(grpc::StatusCode code, const std::string& message) const;
+  grpc::Status PositionError(grpc::StatusCode code, const std::string& message,
+                             std::optional<uint64_t> restores = std::nullopt) const;
   void FillHead(v1::Head* head) const;
 
   mutable std::mutex mutex_;
   std::condition_variable committed_;
   std::condition_variable chunk_done_;
   std::string incarnation_ = "incarnation-1";
+  uint64_t history_ = 0;
   uint64_t restores_ = 0;
   bool has_head_ = true;
   bool shut_down_ = false;

@@ -74,6 +74,13 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status SaveCheckpoint(grpc::ServerContext*, const v1::SaveCheckpointRequest* request,
+                              v1::SaveCheckpointResponse*) override {
+    const std::lock_guard lock(fake_->mutex_);
+    fake_->observed_.saves.push_back(*request);
+    return grpc::Status::OK;
+  }
+
   grpc::Status BeginWrite(grpc::ServerContext*, const v1::BeginWriteRequest* request,
                           v1::BeginWriteResponse* response) override {
     const std::lock_guard lock(fake_->mutex_);
@@ -177,40 +184,23 @@ class FakeServer::LossService final : public v1::LossService::Service {
 
   grpc::Status OpenSession(grpc::ServerContext*, const v1::OpenSessionRequest* request,
                            v1::OpenSessionResponse* response) override {
-    const std::lock_guard lock(fake_->mutex_);
-    if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
-    const int lanes = std::max(1, request->lanes());
-    Session& session = fake_->sessions_[request->client_key()];
-    response->set_is_new(session.id.empty() && !fake_->forget_sessions_are_new);
-    if (session.id.empty()) session.id = "session-" + std::to_string(++fake_->observed_.sessions);
-    if (session.accepted.empty()) session.accepted.resize(static_cast<size_t>(lanes));
-    if (session.accepted.size() != static_cast<size_t>(lanes)) {
-      return {StatusCode::INVALID_ARGUMENT, "open with another number of lanes"};
+    FakeServer* const at = fake_->sessions_at;
+    {
+      const std::lock_guard lock(fake_->mutex_);
+      fake_->observed_.openings.push_back(*request);
     }
-    response->set_session_id(session.id);
-    response->set_incarnation(fake_->incarnation_);
-    response->set_generation(fake_->generation_);
-    response->set_restores(fake_->restores_);
-    *response->mutable_limits() = fake_->limits;
-    for (int i = 0; i < lanes; ++i) {
-      auto* marks = response->add_lanes();
-      marks->set_lane(i);
-      marks->set_accepted(session.accepted[static_cast<size_t>(i)]);
-      marks->set_applied(session.accepted[static_cast<size_t>(i)]);
-    }
-    response->set_vocab_size(kVocab);
-    response->set_hidden_size(kHidden);
-    response->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
-    response->set_has_bias(fake_->has_bias);
-    for (const std::string& address : fake_->lane_addresses) response->add_lane_addresses(address);
-    return grpc::Status::OK;
+    if (at == nullptr || request->at_this_replica()) return fake_->Open(*request, response);
+    const grpc::Status opened = at->Open(*request, response);
+    if (response->lane_addresses().empty()) response->add_lane_addresses(at->target());
+    return opened;
   }
 
   grpc::Status CloseSession(grpc::ServerContext*, const v1::CloseSessionRequest* request,
                             v1::CloseSessionResponse*) override {
-    const std::lock_guard lock(fake_->mutex_);
-    std::erase_if(fake_->sessions_,
-                  [&](const auto& entry) { return entry.second.id == request->session_id(); });
+    FakeServer* const at = fake_->sessions_at != nullptr ? fake_->sessions_at : fake_;
+    const std::lock_guard lock(at->mutex_);
+    ++at->observed_.closed_sessions;
+    std::erase_if(at->sessions_, [&](const auto& entry) { return entry.second.id == request->session_id(); });
     return grpc::Status::OK;
   }
 
@@ -338,6 +328,9 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
                          v1::ApplyStepResponse* response) override {
     std::unique_lock lock(fake_->mutex_);
     if (std::exchange(fake_->restart_before_steps, false)) fake_->Restart(/*keep_head=*/true);
+    if (fake_->marks_of_another_past) {
+      return fake_->PositionError(StatusCode::ABORTED, "marks of another server", fake_->restores_);
+    }
     fake_->observed_.steps.push_back(*request);
     if (request->generation() != fake_->last_step_.generation()) {
       if (request->generation() != fake_->generation_) {
@@ -381,6 +374,7 @@ class FakeServer::StatusService final : public v1::StatusService::Service {
       return Cut();
     }
     response->set_incarnation(fake_->incarnation_);
+    response->set_history(fake_->history_);
     response->set_state(v1::SERVER_STATE_SERVING);
     response->set_version("0.0.7");
     for (const std::string& feature : fake_->features) response->add_features(feature);
@@ -413,7 +407,9 @@ FakeServer::FakeServer()
   server_ = builder.BuildAndStart();
 }
 
-FakeServer::~FakeServer() {
+FakeServer::~FakeServer() { Stop(); }
+
+void FakeServer::Stop() {
   {
     const std::lock_guard lock(mutex_);
     shut_down_ = true;

@@ -38,13 +38,14 @@ TEST(ResolveLaneAddressTest, WhatDoesNotFitTheTargetStaysThere) {
 
 class LanePlacesTest : public ::testing::Test {
  protected:
-  LanePlaces places_{"host:1"};
+  static constexpr char kTarget[] = "host:1";
+  LanePlaces places_;
   const LanePlaces::Clock::time_point now_ = LanePlaces::Clock::now();
 };
 
 TEST_F(LanePlacesTest, LanesGoRoundThePlaces) {
   EXPECT_EQ(places_.Of(3, now_), "");
-  places_.Take({"", ":2", ":3"});
+  places_.Take(kTarget, {"", ":2", ":3"});
   EXPECT_EQ(places_.Of(0, now_), "");
   EXPECT_EQ(places_.Of(1, now_), "host:2");
   EXPECT_EQ(places_.Of(2, now_), "host:3");
@@ -53,7 +54,7 @@ TEST_F(LanePlacesTest, LanesGoRoundThePlaces) {
 }
 
 TEST_F(LanePlacesTest, OneThatIsAvoidedIsTriedAgainLater) {
-  places_.Take({"", ":2", ":3"});
+  places_.Take(kTarget, {"", ":2", ":3"});
   places_.Avoid("host:2", now_);
   EXPECT_EQ(places_.Of(1, now_), "");
   EXPECT_EQ(places_.Of(2, now_), "host:3");
@@ -62,7 +63,7 @@ TEST_F(LanePlacesTest, OneThatIsAvoidedIsTriedAgainLater) {
 
 // Behind a proxy that takes connections and answers nothing each try costs the lane a call's whole patience.
 TEST_F(LanePlacesTest, OneThatFailsAgainIsAvoidedTwiceAsLong) {
-  places_.Take({"", ":2"});
+  places_.Take(kTarget, {"", ":2"});
   auto avoided = LanePlaces::kAvoided;
   auto now = now_;
   places_.Avoid("host:2", now);
@@ -79,14 +80,14 @@ TEST_F(LanePlacesTest, OneThatFailsAgainIsAvoidedTwiceAsLong) {
 }
 
 TEST_F(LanePlacesTest, LanesThatFailTogetherCountOnce) {
-  places_.Take({"", ":2"});
+  places_.Take(kTarget, {"", ":2"});
   places_.Avoid("host:2", now_);
   places_.Avoid("host:2", now_ + LanePlaces::kAvoided / 2);
   EXPECT_EQ(places_.Of(1, now_ + LanePlaces::kAvoided), "host:2");
 }
 
 TEST_F(LanePlacesTest, OneThatHasWorkedIsForgivenWhatWasBefore) {
-  places_.Take({"", ":2"});
+  places_.Take(kTarget, {"", ":2"});
   places_.Avoid("host:2", now_);
   places_.Avoid("host:2", now_ + LanePlaces::kAvoided);
   places_.Reached("host:2");
@@ -96,21 +97,39 @@ TEST_F(LanePlacesTest, OneThatHasWorkedIsForgivenWhatWasBefore) {
 }
 
 TEST_F(LanePlacesTest, OtherAddressesAreOfAServerThatWasStartedAnew) {
-  places_.Take({"", ":2", ":3"});
+  places_.Take(kTarget, {"", ":2", ":3"});
   places_.Avoid("host:2", now_);
-  places_.Take({"", ":2", ":3"});
+  places_.Take(kTarget, {"", ":2", ":3"});
   EXPECT_EQ(places_.Of(1, now_), "") << "the same";
-  places_.Take({"", ":2", ":4"});
+  places_.Take(kTarget, {"", ":2", ":4"});
   EXPECT_EQ(places_.Of(1, now_), "host:2");
-  places_.Take({});
+  places_.Take(kTarget, {});
   EXPECT_EQ(places_.Of(1, now_), "") << "it has one process by now";
 }
 
 TEST_F(LanePlacesTest, AllMayBeKeptAtTheTarget) {
-  places_.Take({"", ":2"});
-  places_.KeepAtTarget();
-  places_.Take({"", ":2"});
+  places_.Take(kTarget, {"", ":2"});
+  places_.KeepHome();
+  places_.Take(kTarget, {"", ":2"});
   EXPECT_EQ(places_.Of(1, now_), "");
+}
+
+TEST_F(LanePlacesTest, ASessionAtAnotherReplicaHasNoLaneAtTheTarget) {
+  places_.Take(kTarget, {"other:5", "other:6"}, LanePlaces::Session::kElsewhere);
+  EXPECT_EQ(places_.home(), "other:5");
+  EXPECT_EQ(places_.Of(0, now_), "other:5");
+  EXPECT_EQ(places_.Of(1, now_), "other:6");
+  places_.Avoid("other:6", now_);
+  EXPECT_EQ(places_.Of(1, now_), "other:5");
+  places_.KeepHome();
+  EXPECT_EQ(places_.Of(1, now_ + LanePlaces::kAvoided), "other:5");
+}
+
+TEST_F(LanePlacesTest, AddressesAreThoseOfTheServerThatToldThem) {
+  places_.Take("replica-b:1", {"", ":2"});
+  EXPECT_EQ(places_.Of(1, now_), "replica-b:2");
+  places_.Take("other:5", {"", ":2"});
+  EXPECT_EQ(places_.Of(1, now_), "other:2");
 }
 
 }  // namespace

@@ -14,31 +14,31 @@ using internal::UnansweredEnds;
 using internal::UnansweredEndsMap;
 
 OpenCommit CommitAt(const char* incarnation) {
-  return {.flush = {.flush_id = "f"}, .incarnation = incarnation, .marks = {}};
+  return {.flush = {.flush_id = "f"}, .life = {.incarnation = incarnation}, .marks = {}};
 }
 
 TEST(UnansweredEndsTest, AStepIsThatOfTheServerThatWasAsked) {
   UnansweredEnds ends;
-  ends.SetStep(OpenStep{7, "old"});
-  EXPECT_EQ(ends.StepAt("old"), 7U);
-  EXPECT_EQ(ends.StepAt("new"), std::nullopt);
+  ends.SetStep(OpenStep{7, {"old"}});
+  EXPECT_EQ(ends.StepAt({"old"}), 7U);
+  EXPECT_EQ(ends.StepAt({"new"}), std::nullopt);
 }
 
 TEST(UnansweredEndsTest, AHandleThatLearnsOfAServerLateKeepsWhatAnotherLeftOpenThere) {
   UnansweredEnds ends;
-  ends.SetStep(OpenStep{7, "new"});
+  ends.SetStep(OpenStep{7, {"new"}});
   ends.SetCommit(CommitAt("new"));
-  ends.KeepOnly("new");
-  EXPECT_EQ(ends.StepAt("new"), 7U);
+  ends.KeepOnly({"new"});
+  EXPECT_EQ(ends.StepAt({"new"}), 7U);
   EXPECT_TRUE(ends.commit().has_value());
 }
 
 TEST(UnansweredEndsTest, WhatAServerBeforeWasAskedForIsForgotten) {
   UnansweredEnds ends;
-  ends.SetStep(OpenStep{7, "old"});
+  ends.SetStep(OpenStep{7, {"old"}});
   ends.SetCommit(CommitAt("old"));
-  ends.KeepOnly("new");
-  EXPECT_EQ(ends.StepAt("old"), std::nullopt);
+  ends.KeepOnly({"new"});
+  EXPECT_EQ(ends.StepAt({"old"}), std::nullopt);
   EXPECT_FALSE(ends.commit().has_value());
 }
 

@@ -1,0 +1,54 @@
+// The servers that a connection may call: one, or the replicas of a set, each of which serves all calls.
+#ifndef LOSSD_CLIENT_SRC_CONNECTION_REPLICA_CHANNELS_H_
+#define LOSSD_CLIENT_SRC_CONNECTION_REPLICA_CHANNELS_H_
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/src/connection/server_channel.h"
+
+namespace lossd::internal {
+
+// "host-a:50051,host-b:50051" by its addresses, each a gRPC target; one that begins with ipv4: or ipv6: is a
+// list of gRPC's own, and stays whole. INVALID_ARGUMENT, saying what to write, for what is none.
+absl::StatusOr<std::vector<std::string>> SplitTargets(const std::string& targets);
+
+// Calls go to one of them, as long as that answers. Thread-safe.
+class ReplicaChannels {
+ public:
+  // `settings` outlives this. INVALID_ARGUMENT as SplitTargets and ServerChannel::Create have it.
+  static absl::StatusOr<std::unique_ptr<ReplicaChannels>> Create(const std::string& targets,
+                                                                 const ChannelSettings& settings);
+
+  size_t size() const { return servers_.size(); }
+  // Which calls go to now.
+  std::shared_ptr<ServerChannel> current() const;
+  // It cannot be reached: calls go to the one behind it in the list from now on, or to the first behind the
+  // last. Nothing happens if they do not go to `server` any more.
+  void Leave(const ServerChannel& server);
+
+  // Another one, of which a server has said that it belongs to it; always the same for a target. With a token
+  // one of the list, or one that CheckTokenMayGo lets have it: FAILED_PRECONDITION if not.
+  absl::StatusOr<std::shared_ptr<ServerChannel>> At(const std::string& target);
+
+ private:
+  ReplicaChannels(std::vector<std::shared_ptr<ServerChannel>> servers, const ChannelSettings& settings)
+      : servers_(std::move(servers)), settings_(settings) {}
+
+  const std::vector<std::shared_ptr<ServerChannel>> servers_;
+  const ChannelSettings& settings_;
+  mutable std::mutex mutex_;
+  size_t current_ = 0;
+  std::map<std::string, std::shared_ptr<ServerChannel>> elsewhere_;  // by target
+};
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_CONNECTION_REPLICA_CHANNELS_H_

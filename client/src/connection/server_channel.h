@@ -1,0 +1,97 @@
+// What is needed to call one server: its channel, the stubs over it, and what looks after waits for it.
+#ifndef LOSSD_CLIENT_SRC_CONNECTION_SERVER_CHANNEL_H_
+#define LOSSD_CLIENT_SRC_CONNECTION_SERVER_CHANNEL_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/src/connection/breaker.h"
+#include "client/src/connection/call_metadata.h"
+#include "client/src/connection/compute_stream.h"
+#include "client/src/connection/traffic_counter.h"
+#include "client/src/connection/watch.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/security/credentials.h"
+#include "lossd/client.h"
+#include "lossd/v1/gradient.grpc.pb.h"
+#include "lossd/v1/head.grpc.pb.h"
+#include "lossd/v1/loss.grpc.pb.h"
+#include "lossd/v1/region.grpc.pb.h"
+#include "lossd/v1/status.grpc.pb.h"
+
+namespace lossd::internal {
+
+// What all channels of a connection have in common. Outlives them.
+struct ChannelSettings {
+  ClientOptions options;
+  std::shared_ptr<grpc::ChannelCredentials> credentials;
+  std::shared_ptr<TrafficCounter> traffic;
+};
+
+// Thread-safe.
+class ServerChannel {
+ public:
+  // Does not connect. INVALID_ARGUMENT if the token cannot be read, or must not travel to `target`.
+  static absl::StatusOr<std::shared_ptr<ServerChannel>> Create(const std::string& target,
+                                                               const ChannelSettings& settings,
+                                                               WatchedServer::Others others);
+  ServerChannel(const ServerChannel&) = delete;
+  ServerChannel& operator=(const ServerChannel&) = delete;
+
+  const std::string& target() const { return target_; }
+  const WatchedServer& watched() const { return watched_; }
+  CallMetadata& metadata() const { return *metadata_; }
+  grpc::Channel& channel() const { return *channel_; }
+  template <class Stub>
+  Stub& StubOf() const {
+    return *std::get<std::unique_ptr<Stub>>(stubs_);
+  }
+
+  // As the server there has told it last; empty: it has not.
+  std::string incarnation() const {
+    const std::lock_guard lock(mutex_);
+    return incarnation_;
+  }
+  void NoteIncarnation(const std::string& incarnation) {
+    const std::lock_guard lock(mutex_);
+    incarnation_ = incarnation;
+  }
+
+  // A Compute call on a network connection of its own, whose answers are as large as `limits` let them be.
+  // This must outlive it.
+  std::unique_ptr<ComputeStream> Compute(const v1::SessionLimits& limits) const;
+  // The same, once that connection is there, for which it has `patience`: UNAVAILABLE if that does not do, or
+  // what the caller says who is asked meanwhile (ClientOptions::interrupted).
+  absl::StatusOr<std::unique_ptr<ComputeStream>> Compute(const v1::SessionLimits& limits,
+                                                         std::chrono::milliseconds patience) const;
+
+ private:
+  ServerChannel(std::string target, const ChannelSettings& settings, std::shared_ptr<CallMetadata> metadata,
+                WatchedServer::Others others);
+  std::shared_ptr<grpc::Channel> StreamChannel(const v1::SessionLimits& limits, const Breaker& breaker) const;
+  std::unique_ptr<ComputeStream> StreamOver(std::shared_ptr<grpc::Channel> channel,
+                                            std::unique_ptr<Breaker> breaker) const;
+
+  const std::string target_;
+  const ChannelSettings& settings_;
+  const std::shared_ptr<CallMetadata> metadata_;
+  const Breaker breaker_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::tuple<std::unique_ptr<v1::HeadService::Stub>, std::unique_ptr<v1::LossService::Stub>,
+                   std::unique_ptr<v1::GradientService::Stub>, std::unique_ptr<v1::RegionService::Stub>,
+                   std::unique_ptr<v1::StatusService::Stub>>
+      stubs_;
+  const WatchedServer watched_;
+  mutable std::mutex mutex_;
+  std::string incarnation_;
+};
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_CONNECTION_SERVER_CHANNEL_H_
