@@ -128,8 +128,9 @@ typedef struct lossd_client_options {
   const char* const* server_gone;
 } lossd_client_options;
 LOSSD_API void lossd_client_options_init(lossd_client_options* options, size_t struct_size);
-/* `target`: "host:port", "dns:///name:port" or "unix:/path". `options` may be NULL. Waits until the server
- * answers, up to reconnect_timeout_seconds. */
+/* `target`: "host:port", "dns:///name:port" or "unix:/path"; of replicas several with commas between them,
+ * "host-a:50051,host-b:50051", of which whichever answers is called. `options` may be NULL. Waits until a
+ * server answers, up to reconnect_timeout_seconds. */
 LOSSD_API lossd_status* lossd_connect(const char* target, const lossd_client_options* options,
                                       lossd_client** client);
 LOSSD_API void lossd_client_free(lossd_client* client);

@@ -55,7 +55,8 @@ struct TraceContext {
 struct ClientOptions {
   // A call fails with DEADLINE_EXCEEDED after so long without an answer; one that moves tensors, or waits for
   // the server's disks or device, if meanwhile the server did not answer a question whether it is there
-  // either. One that is only busy answers that.
+  // either. One that is only busy answers that. Where the client knows several replicas, the next one is
+  // called.
   std::chrono::milliseconds call_timeout = std::chrono::seconds(30);
   // How long a call goes on trying before it gives up: with UNAVAILABLE if the server cannot be reached, with
   // RESOURCE_EXHAUSTED if it has no room for another session or stream. It waits at least as long as the
@@ -284,14 +285,17 @@ struct SessionOptions {
   Deterministic deterministic = Deterministic::kNo;
   // Where heads lie over several devices, lanes are opened at each of the processes that have these, by what
   // the server says: not all payload goes through one. One that cannot be reached there, and a session that
-  // is deterministic or has used a Region, has its lanes at the client's target, as all are with false.
+  // is deterministic or has used a Region, has its lanes at the first of these, the server that has the
+  // session, as all are with false. Of replicas that is the one which the session was opened at; a session
+  // that uses a Region is opened at the one that the client calls.
   bool spread_lanes = true;
 };
 
 // Where a lane of a session is.
 struct LanePlace {
   std::string target;  // that of the client, or another one (SessionOptions::spread_lanes)
-  // Why it is at the client's although it should be at another. Tried again when the lane is attached anew.
+  // Why it is at the session's first server although it should be at another. Tried again when the lane is
+  // attached anew.
   absl::Status why_not_elsewhere = {};
 };
 
@@ -533,11 +537,14 @@ class Head {
 
 // Client
 
-// A connection to one server. Thread-safe.
+// A connection to one server, or to the replicas of a set. Thread-safe.
 class Client {
  public:
-  // `target` is a gRPC target: "host:port", "dns:///name:port" or "unix:/path". Waits until the server
-  // answers, up to options.reconnect_timeout. INVALID_ARGUMENT for options that cannot work.
+  // `target` is a gRPC target: "host:port", "dns:///name:port" or "unix:/path". Of replicas several with
+  // commas between them, "host-a:50051,host-b:50051", or a name with the addresses of all: whichever answers
+  // is called, and another one when it goes or falls silent. Sessions are where the replicas say, and go on
+  // through any of them. Waits until a server answers, up to options.reconnect_timeout. INVALID_ARGUMENT for
+  // targets and options that cannot work.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& target,
                                                          const ClientOptions& options);
   ~Client();

@@ -35,7 +35,7 @@ class Contributor:
         self.client_key = client_key
         self._read: Callable[[], str] | None = read_marks
         self._final: str | None = None
-        self._base: Accepted = {}
+        self._base: tuple[str, Accepted] = "", {}  # of that session: another one that took its place begins anew
         self._followed: tuple[Past, SessionMarks] | None = None
         self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
@@ -61,18 +61,20 @@ class Contributor:
 
     def contributed(self) -> bool:
         """Whether it has added anything since the window began."""
-        _, accepted = accepted_of(self.marks())
-        return any(count > self._base.get(lane, 0) for lane, count in accepted.items())
+        session_id, accepted = accepted_of(self.marks())
+        base_id, counts = self._base
+        base = counts if session_id == base_id else {}
+        return any(count > base.get(lane, 0) for lane, count in accepted.items())
 
     def begin_window(self, marks: str) -> None:
         """Everything up to `marks` belongs to windows that have ended."""
-        self._base = accepted_of(marks)[1]
+        self._base = accepted_of(marks)
 
     def resume(self, sessions: tuple[SessionMarks, ...]) -> None:
         """It was opened again. `sessions`: those that the server says have added to the window."""
         session_id, accepted = accepted_of(self.marks())
         if session_id not in {session.session_id for session in sessions}:
-            self._base = accepted
+            self._base = session_id, accepted
 
     @property
     def ended(self) -> bool:

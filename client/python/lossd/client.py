@@ -1,4 +1,4 @@
-"""A connection to one server."""
+"""A connection to one server, or to replicas."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def connect(
     check_version: bool | None = None,
     trace_parent: TraceParent = None,
 ) -> Client:
-    """Connects to "host:port", "dns:///name:port" or "unix:/path"; waits until the server answers.
+    """Connects to "host:port", "dns:///name:port" or "unix:/path"; waits until the server answers. Of replicas several
+    with commas between them, "host-a:50051,host-b:50051", or a name with the addresses of all: whichever answers is
+    called, and another one when it goes. Sessions are where the replicas say, and go on through any of them.
 
     token_file: of the token that is shown to a server which asks for one (lossd --tokens), and nothing else; read
     again when it changes. It is not sent in plain text to another machine unless token_over_plain_text says that

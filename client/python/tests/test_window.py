@@ -15,6 +15,7 @@ import pytest
 
 import lossd
 from lossd import _library, _structs
+from lossd._window import Contributor
 
 MakeHead = Callable[..., lossd.Head]
 V, H = 32, 16
@@ -506,3 +507,17 @@ def test_marks_of_an_earlier_release_are_compared_by_their_numbers(make_head: Ma
                 head.flush(marks=[json.dumps({**marks, **wrong})])
         with pytest.raises(lossd.WindowLostError):
             head.flush(marks=[json.dumps({**marks, "incarnation": "another", "restores": 0, "generation": 1})])
+
+
+def test_a_session_in_the_place_of_a_lost_one_has_added_what_it_says() -> None:
+    """As after the loss of a replica that had nothing of the window: the session goes on as another one, which counts
+    from 1 again."""
+    told = [json.dumps({"session_id": "a", "lanes": [{"lane": 0, "accepted": 20}]})]
+    contributor = Contributor("trainer", lambda: told[-1])
+    assert contributor.contributed()
+    contributor.begin_window(told[-1])
+    assert not contributor.contributed()
+    told.append(json.dumps({"session_id": "b", "lanes": [{"lane": 0, "accepted": 3}]}))
+    assert contributor.contributed()
+    contributor.begin_window(told[-1])
+    assert not contributor.contributed()

@@ -99,8 +99,8 @@ absl::StatusOr<std::shared_ptr<ServerChannel>> Connection::Run(const google::pro
   }
 }
 
-Connection::End Connection::Try(const ServerChannel& server, google::protobuf::Message* response,
-                                Patience patience, Attempt attempt) {
+Connection::End Connection::Try(ServerChannel& server, google::protobuf::Message* response, Patience patience,
+                                Attempt attempt) {
   const std::optional<std::chrono::milliseconds> timeout = TimeoutOf(patience);
   // What cannot be reached is given reconnect_timeout; a server that took the call has to answer.
   const bool connected = server.channel().GetState(false) == GRPC_CHANNEL_READY;
@@ -123,6 +123,7 @@ Connection::End Connection::Try(const ServerChannel& server, google::protobuf::M
     end.is_cut = WasInterrupted(end.said);
   }
   end.status = server.metadata().Judge(end.said, added);
+  if (end.status.ok()) server.NotePeer(context.peer());
   return end;
 }
 

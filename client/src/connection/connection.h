@@ -175,8 +175,7 @@ class Connection {
     absl::Status status;  // what that means, as the token may have been replaced since
     bool is_cut = false;  // nobody waits for it any longer
   };
-  End Try(const ServerChannel& server, google::protobuf::Message* response, Patience patience,
-          Attempt attempt);
+  End Try(ServerChannel& server, google::protobuf::Message* response, Patience patience, Attempt attempt);
   // Nothing for kEndless.
   std::optional<std::chrono::milliseconds> TimeoutOf(Patience patience) const;
   // Waits, and connects again whenever the connection is lost meanwhile: by itself gRPC would not before the

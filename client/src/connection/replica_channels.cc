@@ -1,6 +1,8 @@
 #include "client/src/connection/replica_channels.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -9,6 +11,8 @@
 
 namespace lossd::internal {
 namespace {
+
+constexpr const char* kProxyVariables[] = {"grpc_proxy", "https_proxy", "http_proxy"};
 
 // What gRPC would take for a name to be looked up, and would wait for. The schemes that it knows are its own
 // matter.
@@ -34,6 +38,12 @@ absl::Status CheckAddress(const std::string& address, const std::string& targets
       "target is \"", targets, "\"", address == targets ? "" : absl::StrCat(", with \"", address, "\" in it"),
       "; want host:port, such as 127.0.0.1:50051, dns:///name:port or unix:/path, or several of "
       "these, as replicas have, with commas and nothing else between them: host-a:50051,host-b:50051"));
+}
+
+// gRPC connects to it instead of the server, whose address it does not tell then.
+bool HasProxy() {
+  return std::any_of(std::begin(kProxyVariables), std::end(kProxyVariables),
+                     [](const char* name) { return std::getenv(name) != nullptr; });
 }
 
 }  // namespace
@@ -82,16 +92,30 @@ void ReplicaChannels::Leave(const ServerChannel& server) {
   if (servers_[current_].get() == &server) current_ = (current_ + 1) % servers_.size();
 }
 
+std::string ReplicaChannels::PlaceOf(const ServerChannel& server) {
+  std::string peer = server.peer();
+  const std::string& target = server.target();
+  const bool is_address = IsOneOfGrpc(peer);
+  if (!is_address || HasProxy() || peer == target || peer.substr(peer.find(':') + 1) == target) return "";
+  return peer;
+}
+
 absl::StatusOr<std::shared_ptr<ServerChannel>> ReplicaChannels::At(const std::string& target) {
   for (const std::shared_ptr<ServerChannel>& server : servers_) {
     if (server->target() == target) return server;
   }
-  const std::string called = current()->target();
-  if (absl::Status may = CheckTokenMayGo(target, called, settings_.options); !may.ok()) return may;
+  const std::shared_ptr<ServerChannel> called = current();
+  // There it has been already.
+  const bool is_called = called->peer() == target;
+  if (!is_called) {
+    absl::Status may = CheckTokenMayGo(target, called->target(), settings_.options);
+    if (!may.ok()) return may;
+  }
   const std::lock_guard lock(mutex_);
   std::shared_ptr<ServerChannel>& server = elsewhere_[target];
   if (server == nullptr) {
-    auto made = ServerChannel::Create(target, settings_, WatchedServer::Others::kAre);
+    auto made = ServerChannel::Create(target, settings_, WatchedServer::Others::kAre,
+                                      is_called ? called->host() : "");
     if (!made.ok()) {
       elsewhere_.erase(target);
       return made.status();

@@ -34,8 +34,12 @@ class ReplicaChannels {
   // last. Nothing happens if they do not go to `server` any more.
   void Leave(const ServerChannel& server);
 
-  // Another one, of which a server has said that it belongs to it; always the same for a target. With a token
-  // one of the list, or one that CheckTokenMayGo lets have it: FAILED_PRECONDITION if not.
+  // The place for At of the one that has answered at `server`, so that other connections come to it as well;
+  // empty if they do so by the target of `server`, as far as can be told.
+  static std::string PlaceOf(const ServerChannel& server);
+  // Another one, of which a server has said that it belongs to it, or a PlaceOf; always the same for a
+  // target. With a token one of the list, or one that CheckTokenMayGo lets have it: FAILED_PRECONDITION if
+  // not.
   absl::StatusOr<std::shared_ptr<ServerChannel>> At(const std::string& target);
 
  private:

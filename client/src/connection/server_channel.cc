@@ -22,11 +22,51 @@ constexpr int kReconnectMs = 100;
 constexpr int kLongestReconnectMs = 2000;
 constexpr int kConnectTimeoutMs = 5000;
 
-grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_bytes,
-                                 const Breaker* breaker = nullptr) {
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<ServerChannel>> ServerChannel::Create(const std::string& target,
+                                                                     const ChannelSettings& settings,
+                                                                     WatchedServer::Others others,
+                                                                     const std::string& host) {
+  auto metadata = CallMetadata::Create(target, settings.options);
+  if (!metadata.ok()) return metadata.status();
+  return std::shared_ptr<ServerChannel>(
+      new ServerChannel(target, settings, *std::move(metadata), others, host));
+}
+
+ServerChannel::ServerChannel(std::string target, const ChannelSettings& settings,
+                             std::shared_ptr<CallMetadata> metadata, WatchedServer::Others others,
+                             std::string host)
+    : target_(std::move(target)),
+      settings_(settings),
+      host_(std::move(host)),
+      metadata_(std::move(metadata)),
+      channel_(
+          grpc::CreateCustomChannel(target_, settings_.credentials, Arguments(kReceiveBytes, &breaker_))),
+      stubs_(v1::HeadService::NewStub(channel_), v1::LossService::NewStub(channel_),
+             v1::GradientService::NewStub(channel_), v1::RegionService::NewStub(channel_),
+             v1::StatusService::NewStub(channel_)),
+      watched_{.target = target_,
+               .options = settings_.options,
+               .metadata = metadata_,
+               .channel = channel_,
+               .breaker = breaker_,
+               .connect =
+                   [this] {
+                     grpc::ChannelArguments arguments = Arguments(kReceiveBytes, nullptr);
+                     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+                     return grpc::CreateCustomChannel(target_, settings_.credentials, arguments);
+                   },
+               .others = others} {}
+
+grpc::ChannelArguments ServerChannel::Arguments(int64_t receive_bytes, const Breaker* breaker) const {
+  const ClientOptions& options = settings_.options;
   grpc::ChannelArguments arguments;
   if (breaker != nullptr) breaker->AddTo(&arguments);
   AddTlsArguments(options, &arguments);
+  if (!host_.empty() && options.tls.has_value() && options.tls->server_name.empty()) {
+    arguments.SetSslTargetNameOverride(host_);
+  }
   // A proxy of the environment would be a way beyond this machine.
   if (!options.token_file.empty() && !options.tls.has_value()) {
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -44,45 +84,19 @@ grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_b
   return arguments;
 }
 
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<ServerChannel>> ServerChannel::Create(const std::string& target,
-                                                                     const ChannelSettings& settings,
-                                                                     WatchedServer::Others others) {
-  auto metadata = CallMetadata::Create(target, settings.options);
-  if (!metadata.ok()) return metadata.status();
-  return std::shared_ptr<ServerChannel>(new ServerChannel(target, settings, *std::move(metadata), others));
+std::string ServerChannel::host() const {
+  if (!host_.empty()) return host_;
+  const size_t colon = target_.rfind(':');
+  const size_t slash = target_.rfind('/', colon);
+  const size_t begin = slash == std::string::npos ? 0 : slash + 1;
+  return target_.substr(begin, colon == std::string::npos ? colon : colon - begin);
 }
-
-ServerChannel::ServerChannel(std::string target, const ChannelSettings& settings,
-                             std::shared_ptr<CallMetadata> metadata, WatchedServer::Others others)
-    : target_(std::move(target)),
-      settings_(settings),
-      metadata_(std::move(metadata)),
-      channel_(grpc::CreateCustomChannel(target_, settings_.credentials,
-                                         Arguments(settings_.options, kReceiveBytes, &breaker_))),
-      stubs_(v1::HeadService::NewStub(channel_), v1::LossService::NewStub(channel_),
-             v1::GradientService::NewStub(channel_), v1::RegionService::NewStub(channel_),
-             v1::StatusService::NewStub(channel_)),
-      watched_{.target = target_,
-               .options = settings_.options,
-               .metadata = metadata_,
-               .channel = channel_,
-               .breaker = breaker_,
-               .connect =
-                   [this] {
-                     grpc::ChannelArguments arguments = Arguments(settings_.options, kReceiveBytes);
-                     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-                     return grpc::CreateCustomChannel(target_, settings_.credentials, arguments);
-                   },
-               .others = others} {}
 
 std::shared_ptr<grpc::Channel> ServerChannel::StreamChannel(const v1::SessionLimits& limits,
                                                             const Breaker& breaker) const {
   // dX may be twice as wide as the hidden states were.
   grpc::ChannelArguments arguments =
-      Arguments(settings_.options, kReceiveBytes + 2 * std::min(limits.max_chunk_bytes(), kReceiveBytes * 16),
-                &breaker);
+      Arguments(kReceiveBytes + 2 * std::min(limits.max_chunk_bytes(), kReceiveBytes * 16), &breaker);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
                    1);                           // otherwise all streams share one TCP connection
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the session resends, with its eyes open

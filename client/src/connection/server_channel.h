@@ -18,6 +18,7 @@
 #include "client/src/connection/watch.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/security/credentials.h"
+#include "grpcpp/support/channel_arguments.h"
 #include "lossd/client.h"
 #include "lossd/v1/gradient.grpc.pb.h"
 #include "lossd/v1/head.grpc.pb.h"
@@ -37,10 +38,12 @@ struct ChannelSettings {
 // Thread-safe.
 class ServerChannel {
  public:
-  // Does not connect. INVALID_ARGUMENT if the token cannot be read, or must not travel to `target`.
+  // Does not connect. `host`: what the certificate there is for, where TlsOptions does not say it; empty: the
+  // host of the target. INVALID_ARGUMENT if the token cannot be read, or must not travel to `target`.
   static absl::StatusOr<std::shared_ptr<ServerChannel>> Create(const std::string& target,
                                                                const ChannelSettings& settings,
-                                                               WatchedServer::Others others);
+                                                               WatchedServer::Others others,
+                                                               const std::string& host = {});
   ServerChannel(const ServerChannel&) = delete;
   ServerChannel& operator=(const ServerChannel&) = delete;
 
@@ -53,6 +56,18 @@ class ServerChannel {
     return *std::get<std::unique_ptr<Stub>>(stubs_);
   }
 
+  // By which certificates name it.
+  std::string host() const;
+  // The address of who has answered last, as gRPC writes it ("ipv4:10.0.0.7:50051"). Where the target is a
+  // name of several, another connection may come to another one.
+  std::string peer() const {
+    const std::lock_guard lock(mutex_);
+    return peer_;
+  }
+  void NotePeer(const std::string& peer) {
+    const std::lock_guard lock(mutex_);
+    peer_ = peer;
+  }
   // As the server there has told it last; empty: it has not.
   std::string incarnation() const {
     const std::lock_guard lock(mutex_);
@@ -73,13 +88,15 @@ class ServerChannel {
 
  private:
   ServerChannel(std::string target, const ChannelSettings& settings, std::shared_ptr<CallMetadata> metadata,
-                WatchedServer::Others others);
+                WatchedServer::Others others, std::string host);
+  grpc::ChannelArguments Arguments(int64_t receive_bytes, const Breaker* breaker) const;
   std::shared_ptr<grpc::Channel> StreamChannel(const v1::SessionLimits& limits, const Breaker& breaker) const;
   std::unique_ptr<ComputeStream> StreamOver(std::shared_ptr<grpc::Channel> channel,
                                             std::unique_ptr<Breaker> breaker) const;
 
   const std::string target_;
   const ChannelSettings& settings_;
+  const std::string host_;
   const std::shared_ptr<CallMetadata> metadata_;
   const Breaker breaker_;
   const std::shared_ptr<grpc::Channel> channel_;
@@ -89,6 +106,7 @@ class ServerChannel {
       stubs_;
   const WatchedServer watched_;
   mutable std::mutex mutex_;
+  std::string peer_;
   std::string incarnation_;
 };
 

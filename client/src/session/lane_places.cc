@@ -31,14 +31,19 @@ std::string ResolveLaneAddress(const std::string& target, const std::string& add
   return absl::StrCat(target.substr(0, colon), address);
 }
 
-void LanePlaces::Take(const std::string& target, const std::vector<std::string>& addresses, Session session) {
+void LanePlaces::Take(const std::string& target, const std::vector<std::string>& addresses,
+                      const std::optional<std::string>& home) {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> places;
   places.reserve(addresses.size());
-  for (const std::string& address : addresses) places.push_back(ResolveLaneAddress(target, address));
+  for (const std::string& address : addresses) {
+    places.push_back(ResolveLaneAddress(target, address));
+    if (places.back().empty()) places.back() = home.value_or("");
+  }
   if (places != places_) avoided_.clear();  // the server was started anew, or is another one
   places_ = std::move(places);
-  session_ = session;
+  elsewhere_ = !home.has_value();
+  home_ = home.value_or(places_.empty() ? "" : places_.front());
 }
 
 void LanePlaces::KeepHome() {
@@ -48,19 +53,20 @@ void LanePlaces::KeepHome() {
 
 std::string LanePlaces::home() const {
   const std::lock_guard lock(mutex_);
-  return HomeLocked();
+  return home_;
 }
 
-std::string LanePlaces::HomeLocked() const {
-  return session_ == Session::kElsewhere && !places_.empty() ? places_.front() : "";
+bool LanePlaces::elsewhere() const {
+  const std::lock_guard lock(mutex_);
+  return elsewhere_;
 }
 
 std::string LanePlaces::Of(int32_t lane, Clock::time_point now) const {
   const std::lock_guard lock(mutex_);
-  if (all_home_ || places_.empty()) return HomeLocked();
+  if (all_home_ || places_.empty()) return home_;
   const std::string& place = places_[static_cast<size_t>(lane) % places_.size()];
   const auto avoided = avoided_.find(place);
-  return avoided != avoided_.end() && now < avoided->second.until ? HomeLocked() : place;
+  return avoided != avoided_.end() && now < avoided->second.until ? home_ : place;
 }
 
 void LanePlaces::Avoid(const std::string& place, Clock::time_point now) {

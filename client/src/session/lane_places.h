@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,19 +28,17 @@ class LanePlaces {
   static constexpr Clock::duration kAvoided = std::chrono::seconds(5);
   static constexpr Clock::duration kLongestAvoided = std::chrono::minutes(5);
 
-  // Which server has the session.
-  enum class Session {
-    kAtTarget,   // the one that was asked for it
-    kElsewhere,  // another replica, which is at the first of its addresses
-  };
-  // What the server at `target` told last.
+  // What the server at `target` told last. `home`: where it is itself, empty if at the target; or nothing,
+  // where another one has the session, which is at the first of its addresses.
   void Take(const std::string& target, const std::vector<std::string>& addresses,
-            Session session = Session::kAtTarget);
+            const std::optional<std::string>& home = "");
   // From now on every lane is at home.
   void KeepHome();
 
   // Where any lane may be: the server that has the session. Empty: at the target.
   std::string home() const;
+  // Whether that is another replica.
+  bool elsewhere() const;
   // Where this lane is to be opened; empty: at the target.
   std::string Of(int32_t lane, Clock::time_point now = Clock::now()) const;
   // It could not be, though it could at home. Lanes that find out while it is avoided change nothing.
@@ -53,11 +52,10 @@ class LanePlaces {
     Clock::time_point until{};
   };
 
-  std::string HomeLocked() const;
-
   mutable std::mutex mutex_;
   bool all_home_ = false;
-  Session session_ = Session::kAtTarget;
+  std::string home_;
+  bool elsewhere_ = false;
   std::vector<std::string> places_;  // by rank; as Of returns them
   std::map<std::string, Avoided> avoided_;
 };

@@ -58,7 +58,7 @@ absl::Status LaneSet::EnsureReady() {
 absl::Status LaneSet::ComeHere() {
   link_.WantHere();
   link_.places().KeepHome();
-  if (!link_.places().home().empty()) {
+  if (link_.places().elsewhere()) {
     if (absl::Status moved = Move(); !moved.ok()) return moved;
   }
   for (const auto& lane : lanes_) lane->LeaveOtherPlace();
@@ -83,7 +83,7 @@ absl::Status LaneSet::Move() {
   if (!response.ok()) return response.status();
   Adopt(*response);
   Begin();
-  if (link_.places().home().empty()) return absl::OkStatus();
+  if (!link_.places().elsewhere()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("the session is opened at ", link_.places().home(),
                                                     " although it was asked for at ",
                                                     link_.head().connection().target(), "; ", kWhere));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/src/connection/grpc_status.h"
@@ -148,12 +149,23 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
                      "; this handle was made when it was ", config.vocab_size, "x", config.hidden_size));
   }
   if (absl::Status same = CheckKind(config, *response); !same.ok()) return same;
-  const bool elsewhere = response->has_replica() && server->incarnation() != response->incarnation();
-  places_.Take(server->target(), {response->lane_addresses().begin(), response->lane_addresses().end()},
-               elsewhere ? LanePlaces::Session::kElsewhere : LanePlaces::Session::kAtTarget);
+  NotePlaces(*server, *response);
   const std::lock_guard lock(mutex_);
   limits_ = response->limits();
   return response;
+}
+
+void SessionLink::NotePlaces(const ServerChannel& server, const v1::OpenSessionResponse& response) {
+  const std::vector<std::string> addresses = {response.lane_addresses().begin(),
+                                              response.lane_addresses().end()};
+  if (!response.has_replica()) return places_.Take(server.target(), addresses);
+  const bool names_itself = addresses.empty() || ResolveLaneAddress("", addresses.front()).empty();
+  if (!names_itself && server.incarnation() != response.incarnation()) {
+    return places_.Take(server.target(), addresses, std::nullopt);
+  }
+  // By a name that all replicas have another connection would come to any of them.
+  const std::string here = ReplicaChannels::PlaceOf(server);
+  places_.Take(here.empty() ? server.target() : here, addresses, here);
 }
 
 bool SessionLink::IsSame(const v1::OpenSessionResponse& response) const {

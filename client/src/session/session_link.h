@@ -101,6 +101,8 @@ class SessionLink {
 
  private:
   absl::StatusOr<v1::OpenSessionResponse> Ask(int32_t lanes, WhenFull when_full);
+  // Where the lanes of the response's session are, which `server` has told.
+  void NotePlaces(const ServerChannel& server, const v1::OpenSessionResponse& response);
   absl::Status ExplainMissing(const absl::Status& status);
   // Ok unless a restore took away what was done since in the session that is known.
   absl::Status CheckRestored(const v1::OpenSessionResponse& response);

@@ -58,7 +58,9 @@ ProgressBar::Style Context::progress_style() const {
 
 void AddCommonOptions(CLI::App& app, Context& context) {
   constexpr char kGroup[] = "Common options";
-  app.add_option("--server", context.server, "Address of lossd (default: LOSSD_SERVER, or 127.0.0.1:50051)")
+  app.add_option("--server", context.server,
+                 "Address of lossd, or those of its replicas with commas between them: whichever answers is "
+                 "asked (default: LOSSD_SERVER, or 127.0.0.1:50051)")
       ->type_name("HOST:PORT")
       ->group(kGroup);
   app.add_option(

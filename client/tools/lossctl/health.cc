@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "client/src/connection/grpc_status.h"
+#include "client/src/connection/replica_channels.h"
 #include "client/src/connection/tls.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
@@ -31,6 +32,13 @@ using Request = google::protobuf::StringValue;
 using Answer = google::protobuf::Int32Value;
 
 absl::StatusOr<int> Check(const Context& context, const std::string& service) {
+  const auto targets = internal::SplitTargets(context.server);
+  if (!targets.ok()) return targets.status();
+  if (targets->size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", context.server, "' names ", targets->size(),
+                     " servers, and health is that of one: name one of them with --server"));
+  }
   ClientOptions options;
   options.tls = context.connection.tls;  // it asks for no token
   auto credentials = internal::MakeChannelCredentials(options);
@@ -65,6 +73,7 @@ absl::Status RunHealth(const Context& context, const std::string& service) {
                                    "': without --service it tells whether it takes work; 'liveness' is a "
                                    "service of the address of --health_listen only"));
   }
+  if (absl::IsInvalidArgument(health.status())) return health.status();
   if (!health.ok()) {
     return WithAdvice(health.status(), absl::StrCat("is lossd running at '", context.server,
                                                     "', and is that an address with health?"));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
 
 namespace lossd::internal::lane_places_test {
@@ -115,7 +116,7 @@ TEST_F(LanePlacesTest, AllMayBeKeptAtTheTarget) {
 }
 
 TEST_F(LanePlacesTest, ASessionAtAnotherReplicaHasNoLaneAtTheTarget) {
-  places_.Take(kTarget, {"other:5", "other:6"}, LanePlaces::Session::kElsewhere);
+  places_.Take(kTarget, {"other:5", "other:6"}, std::nullopt);
   EXPECT_EQ(places_.home(), "other:5");
   EXPECT_EQ(places_.Of(0, now_), "other:5");
   EXPECT_EQ(places_.Of(1, now_), "other:6");
@@ -123,6 +124,15 @@ TEST_F(LanePlacesTest, ASessionAtAnotherReplicaHasNoLaneAtTheTarget) {
   EXPECT_EQ(places_.Of(1, now_), "other:5");
   places_.KeepHome();
   EXPECT_EQ(places_.Of(1, now_ + LanePlaces::kAvoided), "other:5");
+}
+
+TEST_F(LanePlacesTest, WhereTheServerIsItselfIsInPlaceOfItsTarget) {
+  places_.Take("ipv4:10.0.0.7:1", {"", ":2"}, "ipv4:10.0.0.7:1");
+  EXPECT_EQ(places_.home(), "ipv4:10.0.0.7:1");
+  EXPECT_EQ(places_.Of(0, now_), "ipv4:10.0.0.7:1");
+  EXPECT_EQ(places_.Of(1, now_), "ipv4:10.0.0.7:2");
+  places_.Take("ipv4:10.0.0.7:1", {}, "ipv4:10.0.0.7:1");
+  EXPECT_EQ(places_.Of(1, now_), "ipv4:10.0.0.7:1");
 }
 
 TEST_F(LanePlacesTest, AddressesAreThoseOfTheServerThatToldThem) {

@@ -76,6 +76,24 @@ TEST_F(ReplicasTest, LanesThatAreNotSpreadAreThereToo) {
   EXPECT_THAT(TargetsOf(*session), Each(other_.target()));
 }
 
+// A name may have the addresses of all replicas: each connection by it may come to another one.
+TEST_F(ReplicasTest, WhereANameWasCalledLanesGoToTheAddressThatAnswered) {
+  fake_.sessions_at = nullptr;
+  const std::string port = fake_.target().substr(fake_.target().rfind(':'));
+  client_ = Client::Connect("localhost" + port, {}).value();
+  head_ = std::make_unique<Head>(client_->GetHead(FakeServer::kName).value());
+  Session session = Open("trainer", 2);
+  ASSERT_TRUE(Compute(session, 12 * kTokensPerChunk).ok());
+  EXPECT_THAT(TargetsOf(session), Each("ipv4:127.0.0.1" + port));
+}
+
+TEST_F(ReplicasTest, ASessionAtTheServerThatIsCalledHasItsLanesThere) {
+  fake_.sessions_at = nullptr;
+  Session session = Open("trainer", 2);
+  ASSERT_TRUE(Compute(session, 12 * kTokensPerChunk).ok());
+  EXPECT_THAT(TargetsOf(session), Each(fake_.target()));
+}
+
 TEST_F(ReplicasTest, ASessionIsClosedThroughTheServerThatIsCalled) {
   Session session = Open();
   ASSERT_TRUE(Compute(session).ok());
@@ -148,6 +166,19 @@ TEST_F(ReplicasTest, AReplicaWithoutItsWorkIsReplacedWithoutAWord) {
   other_.Lose({.incarnation = "replica-1 again", .generation = 2});
   const absl::Status status = Compute(session);
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// What it was called before says nothing of where its sessions are now.
+TEST_F(ReplicasTest, TheServerThatIsCalledHasItsSessionsAlsoWhenItIsStartedAnew) {
+  fake_.sessions_at = nullptr;
+  Script(3, Fate::kCutAfterAnswer);
+  Session session = Open();
+  ASSERT_TRUE(Compute(session).ok());
+  ASSERT_TRUE(head_->ApplyStep({.generation = 1}, std::vector{session.marks()}).ok());
+  fake_.Lose({.incarnation = "replica-0 again", .generation = 2});
+  const absl::Status status = Compute(session);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(TargetsOf(session), Each(fake_.target()));
 }
 
 TEST_F(ReplicasTest, AnotherHistoryIsAnotherPast) {
