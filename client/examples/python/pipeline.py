@@ -51,9 +51,7 @@ class Layer(torch.nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         normal = self.norm(hidden)
         past = normal.cumsum(1) / torch.arange(1, hidden.shape[1] + 1)[:, None]
-        return hidden + self.outer(
-            torch.nn.functional.gelu(self.inner(torch.cat([normal, past], -1)))
-        )
+        return hidden + self.outer(torch.nn.functional.gelu(self.inner(torch.cat([normal, past], -1))))
 
 
 def stage_module(rank: int) -> torch.nn.Module:
@@ -78,13 +76,8 @@ class Place:
         pipelines = world_size // 2
         self.pipeline, self.stage = divmod(rank, 2)
         # Every rank has a part in making every group.
-        alike = [
-            dist.new_group(list(range(stage, world_size, 2))) for stage in range(2)
-        ]
-        pairs = [
-            dist.new_group([2 * pipeline, 2 * pipeline + 1])
-            for pipeline in range(pipelines)
-        ]
+        alike = [dist.new_group(list(range(stage, world_size, 2))) for stage in range(2)]
+        pairs = [dist.new_group([2 * pipeline, 2 * pipeline + 1]) for pipeline in range(pipelines)]
         self.alike = alike[self.stage]
         """The same stage of all pipelines."""
         self.pair = pairs[self.pipeline]
@@ -110,11 +103,7 @@ def train(place: Place, options: argparse.Namespace) -> list[float]:
                 client, name, VOCABULARY, HIDDEN, dtype=torch.float32, optimizer=lossd.AdamW(), weights=weights,
                 rank=place.pipeline, group=place.alike,
             )  # fmt: skip
-            stack.callback(
-                first_rank_does,
-                lambda: client.delete_head(head.name, discard_gradient=True),
-                place.alike,
-            )
+            stack.callback(first_rank_does, lambda: client.delete_head(head.name, discard_gradient=True), place.alike)
             loss_fn = PipelineLoss(head, stage)
         schedule = SCHEDULES[options.schedule](
             # The first rank has no loss, but has to tell that there is a backward pass.
@@ -122,11 +111,7 @@ def train(place: Place, options: argparse.Namespace) -> list[float]:
         )  # fmt: skip
         history = []
         for step in range(options.steps):
-            tokens = place.part_of(
-                sequences(
-                    step, 4 * options.microbatches * dist.get_world_size(place.alike)
-                )
-            )
+            tokens = place.part_of(sequences(step, 4 * options.microbatches * dist.get_world_size(place.alike)))
             optimizer.zero_grad()
             if place.stage == 0:
                 schedule.step(tokens[:, :-1].contiguous())
@@ -138,10 +123,7 @@ def train(place: Place, options: argparse.Namespace) -> list[float]:
                 head.step(lr=options.lr)
                 history.append(sum(gather_objects(sum(losses).item(), place.alike)))
                 if place.pipeline == 0:
-                    print(
-                        f"step {step + 1:3d}/{options.steps}: loss {history[-1]:.4f}",
-                        flush=True,
-                    )
+                    print(f"step {step + 1:3d}/{options.steps}: loss {history[-1]:.4f}", flush=True)
             for parameter in module.parameters():
                 dist.all_reduce(parameter.grad, group=place.alike)
             optimizer.step()
@@ -149,41 +131,22 @@ def train(place: Place, options: argparse.Namespace) -> list[float]:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--server",
         help="a running lossd, as host:port or unix:PATH, or its replicas with commas between them; without it a "
         "private one is started",
     )
     parser.add_argument(
-        "--pipelines",
-        type=int,
-        default=1,
-        help="without torchrun: how many, of two processes each (%(default)s)",
+        "--pipelines", type=int, default=1, help="without torchrun: how many, of two processes each (%(default)s)"
     )
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps (%(default)s)")
+    parser.add_argument("--microbatches", type=int, default=4, help="of 4 sequences each, per step (%(default)s)")
     parser.add_argument(
-        "--schedule", choices=SCHEDULES, default="1f1b", help="default: %(default)s"
+        "--lr", type=float, default=1e-2, help="learning rate, of both ranks and the head (%(default)s)"
     )
-    parser.add_argument(
-        "--steps", type=int, default=40, help="optimizer steps (%(default)s)"
-    )
-    parser.add_argument(
-        "--microbatches",
-        type=int,
-        default=4,
-        help="of 4 sequences each, per step (%(default)s)",
-    )
-    parser.add_argument(
-        "--lr",
-        type=float,
-        default=1e-2,
-        help="learning rate, of both ranks and the head (%(default)s)",
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the losses there"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the losses there")
     options = parser.parse_args(arguments)
     for name in ("steps", "microbatches", "pipelines"):
         if getattr(options, name) < 1:
@@ -205,15 +168,8 @@ def start_ranks(options: argparse.Namespace) -> int:
     size = 2 * options.pipelines
     with server_of(options) as target, tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, *sys.argv[1:], "--server", target]
-        shared = {
-            **os.environ,
-            "WORLD_SIZE": str(size),
-            "LOSSD_EXAMPLE_RENDEZVOUS": f"file://{folder}/rendezvous",
-        }
-        ranks = [
-            subprocess.Popen(command, env={**shared, "RANK": str(rank)})
-            for rank in range(size)
-        ]
+        shared = {**os.environ, "WORLD_SIZE": str(size), "LOSSD_EXAMPLE_RENDEZVOUS": f"file://{folder}/rendezvous"}
+        ranks = [subprocess.Popen(command, env={**shared, "RANK": str(rank)}) for rank in range(size)]
         while any(rank.poll() is None for rank in ranks):
             if any(rank.poll() for rank in ranks):
                 for rank in ranks:
@@ -228,17 +184,11 @@ def main() -> int:
         return start_ranks(options)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size % 2 or not options.server:
-        print(
-            "pipeline.py: under torchrun, give --nproc-per-node 2, or 4, and --server",
-            file=sys.stderr,
-        )
+        print("pipeline.py: under torchrun, give --nproc-per-node 2, or 4, and --server", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
-        init_method=os.environ.get("LOSSD_EXAMPLE_RENDEZVOUS", "env://"),
-        rank=rank,
-        world_size=size,
+        "gloo", init_method=os.environ.get("LOSSD_EXAMPLE_RENDEZVOUS", "env://"), rank=rank, world_size=size
     )
     try:
         history = train(Place(rank, size), options)
@@ -246,9 +196,7 @@ def main() -> int:
         print(f"pipeline.py: rank {rank}: {error}", file=sys.stderr)
         return 1
     if rank == 1 and options.json:
-        options.json.write_text(
-            json.dumps({"schedule": options.schedule, "losses": history}) + "\n"
-        )
+        options.json.write_text(json.dumps({"schedule": options.schedule, "losses": history}) + "\n")
     dist.destroy_process_group()
     return 0
 

@@ -33,6 +33,7 @@ BatchRun::BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, c
     : lanes_(lanes),
       chunks_(plan.chunks.size()),
       first_sequences_(NextSequences(*lanes)),
+      marks_told_(lanes->link().marks_told()),
       job_{.head = head,
            .batch = batch,
            .outputs = outputs,
@@ -147,29 +148,36 @@ LaneRun::End BatchRun::RunLanes() {
 absl::Status BatchRun::Settle(const absl::Status& cause, Backoff* backoff) {
   const auto recovery = lanes_->Reattach(cause, runs_.size(), backoff);
   if (!recovery.ok()) return recovery.status();
-  if (*recovery == LaneSet::Recovery::kNewSession) {
-    if (std::any_of(runs_.begin(), runs_.end(), [](const LaneRun& run) { return run.AnySent(); })) {
-      if (job_.Accumulates() && lanes_->link().generation() > job_.generation) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "the window of generation ", job_.generation,
-            " ended in the middle of this batch, and the replica that had the session was lost: what it had "
-            "accepted of the batch is in that window, the rest in none"));
-      }
-      session_usable_ = true;  // at the new server, where nothing of this batch counts
-      return absl::AbortedError(
-          "the server's session was replaced by a new one in the middle of this batch, of which "
-          "nothing is in any window: compute the batch again");
-    }
-    for (LaneRun& run : runs_) run.Restart();
-    first_sequences_ = NextSequences(*lanes_);
-    job_.window_token.reset();  // it was another session's
-    GoTo(lanes_->link().generation());
-    return absl::OkStatus();
-  }
+  if (*recovery == LaneSet::Recovery::kNewSession) return BeginAnew();
   for (LaneRun& run : runs_) {
     if (absl::Status status = run.Rewind(); !status.ok()) return status;
   }
   return FollowGeneration(cause);
+}
+
+absl::Status BatchRun::BeginAnew() {
+  const bool sent = std::any_of(runs_.begin(), runs_.end(), [](const LaneRun& run) { return run.AnySent(); });
+  const bool answered =
+      std::any_of(runs_.begin(), runs_.end(), [](const LaneRun& run) { return run.answered() > 0; });
+  const bool ended = job_.Accumulates() && lanes_->link().generation() > job_.generation;
+  // Marks that were told before name nothing of this batch, and a window ends with what they name.
+  if (sent && ended && (answered || !marks_told_)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the window of generation ", job_.generation,
+        " ended in the middle of this batch, and the replica that had the session was lost: what it had "
+        "accepted of the batch is in that window, the rest in none"));
+  }
+  if (sent && !ended) {
+    session_usable_ = true;  // at the new server, where nothing of this batch counts
+    return absl::AbortedError(
+        "the server's session was replaced by a new one in the middle of this batch, of which "
+        "nothing is in any window: compute the batch again");
+  }
+  for (LaneRun& run : runs_) run.Restart();
+  first_sequences_ = NextSequences(*lanes_);
+  job_.window_token.reset();  // it was another session's
+  GoTo(lanes_->link().generation());
+  return absl::OkStatus();
 }
 
 absl::Status BatchRun::FollowGeneration(const absl::Status& cause) {

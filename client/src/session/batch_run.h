@@ -41,6 +41,9 @@ class BatchRun {
   LaneRun::End RunLanes();
   // With no lane running: finds out where every lane stands, and whether the batch can go on.
   absl::Status Settle(const absl::Status& cause, Backoff* backoff);
+  // With another session in the place of the one that the batch was begun in: begins it anew, if nothing of
+  // it can be in a window.
+  absl::Status BeginAnew();
   // What the batch goes to: a window, and its place there.
   void GoTo(uint64_t generation);
   absl::Status FollowGeneration(const absl::Status& cause);
@@ -52,6 +55,7 @@ class BatchRun {
   std::vector<LaneRun> runs_;  // of the first lanes; chunk i belongs to lane i % runs_.size()
   size_t chunks_ = 0;
   std::vector<uint64_t> first_sequences_;  // of every lane
+  const bool marks_told_;                  // and by them the window may have ended before this batch
   bool session_usable_ = false;
   const LentMemory lent_;
   BatchJob job_;

@@ -329,7 +329,9 @@ absl::Status LaneRun::Rewind() {
 void LaneRun::Restart() {
   first_sequence_ = lane_->next_sequence();
   accepted_before_ = lane_->accepted();
-  for (Piece& piece : pieces_) piece.repeat_expected = false;
+  next_ = 0;
+  outstanding_ = outstanding_bytes_ = 0;
+  for (Piece& piece : pieces_) piece.sent = piece.repeat_expected = false;
 }
 
 bool LaneRun::AnySent() const {

@@ -126,6 +126,7 @@ absl::Status Session::Impl::ResumeAt(const std::vector<uint64_t>& sequences) {
 SessionMarks Session::Impl::marks() const {
   std::lock_guard lock(mutex_);
   const internal::SessionLink& link = lanes_.link();
+  link.NoteMarksTold();
   SessionMarks marks{.session_id = link.session_id(),
                      .lanes = {},
                      .incarnation = link.incarnation(),

@@ -292,6 +292,7 @@ void SessionLink::NoteContribution(uint64_t generation) {
     contributions_ = 0;
   }
   ++contributions_;
+  marks_told_ = false;
 }
 
 void SessionLink::NoteWithdrawal(uint64_t generation) {

@@ -3,6 +3,7 @@
 #ifndef LOSSD_CLIENT_SRC_SESSION_SESSION_LINK_H_
 #define LOSSD_CLIENT_SRC_SESSION_SESSION_LINK_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -63,6 +64,10 @@ class SessionLink {
 
   // Whether something of it is, or may be, in the present window.
   bool contributed();
+  // The caller was told the marks: a window that ends by them ends before whatever is sent from now on.
+  void NoteMarksTold() const { marks_told_ = true; }
+  // Whether they were since the last contribution.
+  bool marks_told() const { return marks_told_; }
 
   // Where a batch of so many tokens begins among those of the window of `generation`: at `place`, or behind
   // the one before. Of a deterministic session.
@@ -121,6 +126,7 @@ class SessionLink {
   std::string incarnation_;  // of the server that has it
   bool here_ = false;        // set by WantHere only
 
+  mutable std::atomic<bool> marks_told_ = false;
   mutable std::mutex mutex_;
   ServerLife life_;        // that of the server, or of the replicas that it is one of
   uint64_t restores_ = 0;  // of the head, as far as is known here

@@ -158,6 +158,28 @@ TEST_F(ReplicasTest, ABatchWhoseWindowEndedWithTheReplicaIsNotComputedAgain) {
   EXPECT_FALSE(IsWindowLost(status));
 }
 
+// The other trainer takes the step: this one finds out of it by the next batch, or by what is there instead.
+TEST_F(ReplicasTest, ABatchThatCameAfterTheWindowIsComputedInTheNextOne) {
+  Session session = Open();
+  ASSERT_TRUE(Compute(session).ok());
+  (void)session.marks();  // which the step names
+  LoseBefore(4, {.incarnation = "replica-1 again", .generation = 2});
+  Data data(6);
+  const auto result = session.Compute(data.batch(), data.outputs());
+  ASSERT_TRUE(result.ok()) << result.status();
+  data.ExpectOutputs();
+  EXPECT_EQ(other_.window(), data.Window());
+}
+
+TEST_F(ReplicasTest, ABatchThatTheWindowHasAPartOfIsNot) {
+  Session session = Open();
+  ASSERT_TRUE(Compute(session).ok());
+  (void)session.marks();
+  LoseBefore(5, {.incarnation = "replica-1 again", .generation = 2});
+  const absl::Status status = Compute(session);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+}
+
 TEST_F(ReplicasTest, AReplicaWithoutItsWorkIsReplacedWithoutAWord) {
   ScriptOther(3, Fate::kCutAfterAnswer);
   Session session = Open();

@@ -82,9 +82,10 @@ def test_losses_need_the_last_stage_and_the_count(client: lossd.Client, name: st
     assert loss.begin_step(torch.tensor([1, -100, 3]), SimpleNamespace(scale_grads=False)) == 2
 
 
-def test_example_learns(server: lossd.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pipelines", [1, 2])
+def test_example_learns(server: lossd.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipelines: int) -> None:
     output = tmp_path / "result.json"
-    arguments = ["--server", server.target, "--steps", "12", "--json", str(output)]
+    arguments = ["--server", server.target, "--steps", "12", "--json", str(output), "--pipelines", str(pipelines)]
     monkeypatch.setattr(sys, "argv", [pipeline.__file__, *arguments])
     assert pipeline.main() == 0
     result = json.loads(output.read_text())
