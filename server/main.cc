@@ -372,9 +372,7 @@ int Serve(Options options, ParentLink* parent) {
     replicas->Meet(engine->get());
     if (!replicas->AwaitFirstMeeting(ToldToEnd)) return Stopped();
   }
-  if ((*engine)->Heads().empty()) {  // else the other replicas have filled it
-    if (absl::Status restored = restart->RestoreHeads(**engine); !restored.ok()) return Fail(restored);
-  }
+  if (absl::Status restored = restart->RestoreHeads(**engine); !restored.ok()) return Fail(restored);
   if (!options.replicas.place.coordinates()) options.heads.clear();  // which the coordinator creates at all
   const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());
   if (absl::IsCancelled(heads) && ToldToEnd()) return Stopped();
