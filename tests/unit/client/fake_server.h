@@ -65,7 +65,7 @@ class FakeServer {
   // As another process that is killed: its connections break, and no new ones are taken.
   void Stop();
 
-  // Of a set of replicas, whose windows have this history. Other replicas' sessions that are opened here are
+  // One of a set of replicas, whose windows have this history. Other replicas' sessions that are opened here are
   // at `sessions_at`, whose calls about them are passed on; null: they are here.
   void BecomeReplica(uint64_t history, const std::string& incarnation);
   FakeServer* sessions_at = nullptr;
