@@ -14,7 +14,7 @@ struct ServerLife {
   std::string incarnation = {};  // of the server; empty if it is a replica
   uint64_t history = 0;          // of the set; 0: there is none
 
-  // Of an answer that says both. A replica that is in no set yet passes for a server.
+  // That of an answer which says both. A replica that is in no set yet passes for a server.
   template <class Response>
   static ServerLife Of(const Response& response) {
     if (response.history() != 0) return {.history = response.history()};
