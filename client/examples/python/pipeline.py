@@ -83,7 +83,7 @@ class Place:
         self.pair = pairs[self.pipeline]
 
     def part_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of a batch of all pipelines, this one's."""
+        """This one's share of a batch of all pipelines."""
         return rows.chunk(dist.get_world_size(self.alike))[self.pipeline]
 
 

@@ -121,8 +121,8 @@ class ReplicaStatus:
     sessions_placed: int = 0
     """How many sessions were opened there."""
     late_seconds: dict[str, float] = field(default_factory=dict)
-    """By phase of the end of a window ("seal", "sum", "step", "flush"): how long after the first one it answered, a mean
-    in which the last windows weigh most."""
+    """By phase of the end of a window ("seal", "sum", "step", "flush"): how long after the first one it answered, as a
+    mean in which the last windows weigh most."""
 
 
 @dataclass(frozen=True)
