@@ -31,12 +31,11 @@ KINDS = {
 
 @dataclass
 class Place:
-    """Where a session was opened, and how often its replica and the coordinator had been killed then."""
+    """Where a session was opened, and how often each replica had been killed then."""
 
     session_id: str
     replica: int
-    kills: int
-    kills_of_coordinator: int
+    kills: list[int]
 
 
 def place_of(session: lossd.Session, kills: list[int]) -> Place:
@@ -44,7 +43,7 @@ def place_of(session: lossd.Session, kills: list[int]) -> Place:
     named = re.match(r"r(\d+)\.", session.session_id)
     if not named:
         raise AssertionError(f"session {session.session_id} names no replica")
-    return Place(session.session_id, int(named[1]), kills[int(named[1])], kills[0])
+    return Place(session.session_id, int(named[1]), kills)
 
 
 class ReplicaTrainer(FaultTrainer):
@@ -55,7 +54,7 @@ class ReplicaTrainer(FaultTrainer):
         # By the session's number: where it was opened when the window was known last, and just now.
         self.opened: dict[int, Place] = {}
         self.found: dict[int, Place] = {}
-        self.leans = False  # on the coordinator: a restore has put there what all sessions have in the window
+        self.leans = False  # on all replicas: a restored window is dropped whole with any of them
 
     # Sessions
 
@@ -77,10 +76,8 @@ class ReplicaTrainer(FaultTrainer):
         return self.page.kills != self.kills_seen or self.page.kills % 2 == 1
 
     def require_loss_explained(self, place: Place) -> None:
-        killed = {place.replica: place.kills}
-        if self.leans:
-            killed[0] = place.kills_of_coordinator
-        if all(self.page.kills_of(replica) == kills and kills % 2 == 0 for replica, kills in killed.items()):
+        costly = range(len(place.kills)) if self.leans else [place.replica]
+        if all(self.page.kills_of(replica) == place.kills[replica] and place.kills[replica] % 2 == 0 for replica in costly):
             raise AssertionError(f"session {place.session_id} is gone, but nobody has killed replica {place.replica}")
 
     # After a kill
