@@ -18,6 +18,9 @@ constexpr size_t kMostFloats = size_t{1} << 22;  // far more than any head of th
 
 // What --wrap makes of SliceExchange::Sum, and of calls to it.
 #define LOSSD_SUM(prefix) prefix##_ZN5lossd7kernels11collectives13SliceExchange3SumEPKfiiRKNS2_4SumsEPvS8_
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wreturn-type-c-linkage"  // only the names are to be plain
+#endif
 extern "C" {
 // NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming): the linker's
 Result LOSSD_SUM(__real_)(SliceExchange* exchange, const float* gradient, int32_t piece, int32_t pieces,

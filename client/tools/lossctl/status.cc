@@ -85,8 +85,9 @@ std::string ReplicasTable(const ReplicaSetStatus& set) {
   for (const ReplicaSetStatus::Replica& replica : set.members) {
     std::vector<std::string> row = {absl::StrCat(replica.replica),
                                     WithCommas(static_cast<int64_t>(replica.sessions_placed))};
-    for (const auto& [phase, seconds] : replica.late_seconds)
+    for (const auto& [phase, seconds] : replica.late_seconds) {
       row.push_back(absl::StrFormat("%.1f ms", 1e3 * seconds));
+    }
     table.AddRow(std::move(row));
   }
   return absl::StrCat(table.Render(), "\n");

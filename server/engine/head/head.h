@@ -184,7 +184,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // it (head_stats.cc).
   using WindowStats = engine::WindowStats;
   void ReadStats(uint64_t generation, std::vector<SessionMarks> marks, double gradient_scale,
-                 StatsCallback done);
+                 const StatsCallback& done);
   // Waits until `marks` are applied, updates the weights, publishes them as a new version and ends the
   // window; of a window without a token it only ends it. The last step's arguments again answer the same,
   // also while it is under way and with marks that losses alone have moved since; others for its generation
@@ -421,7 +421,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   std::vector<FlushCallback> SealLocked(absl::StatusOr<FlushInfo>* answer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountFlush(const FlushInfo& flush);
-  void EndFlush(const std::string& flush_id, FlushFate fate, FateCallback done) ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndFlush(const std::string& flush_id, FlushFate fate, const FateCallback& done)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Likewise; of a head of its own it may be ended now if there is no answer.
   std::optional<absl::StatusOr<uint64_t>> AskForFateLocked(const std::string& flush_id, FlushFate fate,
                                                            const FateCallback& done,
@@ -433,7 +434,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckKnownFlushLocked(const std::string& flush_id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // again(head, done) is called when nothing ends the window any more, nor looks at it.
   template <class Callback, class Again>
-  void WaitBehindLocked(Callback done, Again again) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void WaitBehindLocked(const Callback& done, const Again& again) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     window_.WaitBehind({.again = [self = shared_from_this(), again, done] { again(*self, done); },
                         .tell = [done](const absl::Status& why) { done(why); }});
   }

@@ -179,7 +179,7 @@ void Head::AbortFlush(const std::string& flush_id, FateCallback done) {
   EndFlush(flush_id, FlushFate::kAbort, std::move(done));
 }
 
-void Head::EndFlush(const std::string& flush_id, FlushFate fate, FateCallback done) {
+void Head::EndFlush(const std::string& flush_id, FlushFate fate, const FateCallback& done) {
   std::optional<absl::StatusOr<uint64_t>> answer;
   std::optional<WindowEnd> together;
   std::optional<absl::Time> decided;

@@ -8,7 +8,7 @@
 namespace lossd::engine {
 
 void Head::ReadStats(uint64_t generation, std::vector<SessionMarks> marks, double gradient_scale,
-                     StatsCallback done) {
+                     const StatsCallback& done) {
   marks = Canonical(std::move(marks));
   absl::Status refused;
   std::optional<WindowEnd> together;

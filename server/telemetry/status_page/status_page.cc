@@ -292,8 +292,9 @@ std::string Replicas(const engine::ReplicaReport& set) {
   for (const engine::ReplicaReport::Answers& answers : set.replicas) {
     std::vector<std::string> row = {absl::StrCat(rows.size()),
                                     CountText(static_cast<double>(answers.sessions_placed))};
-    for (const double seconds : answers.late_seconds)
+    for (const double seconds : answers.late_seconds) {
       row.push_back(absl::StrFormat("%.1f ms", 1e3 * seconds));
+    }
     rows.push_back(std::move(row));
   }
   return section + Table(columns, rows);

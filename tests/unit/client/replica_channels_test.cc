@@ -58,7 +58,8 @@ class TwoAddressesTest : public testing::SessionTest {
  protected:
   static constexpr char kNobody[] = "127.0.0.1:1";
 
-  void ConnectTo(const std::string& targets, ClientOptions options = {.reconnect_timeout = seconds(20)}) {
+  void ConnectTo(const std::string& targets,
+                 const ClientOptions& options = {.reconnect_timeout = seconds(20)}) {
     auto client = Client::Connect(targets, options);
     ASSERT_TRUE(client.ok()) << client.status();
     client_ = *std::move(client);

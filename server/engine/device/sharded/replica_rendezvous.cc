@@ -33,8 +33,9 @@ std::optional<std::vector<std::string>> Parted(absl::string_view joined) {
   while (!joined.empty()) {
     const size_t colon = joined.find(':');
     size_t size = 0;
-    if (colon == absl::string_view::npos || !absl::SimpleAtoi(joined.substr(0, colon), &size))
+    if (colon == absl::string_view::npos || !absl::SimpleAtoi(joined.substr(0, colon), &size)) {
       return std::nullopt;
+    }
     joined.remove_prefix(colon + 1);
     if (size > joined.size()) return std::nullopt;
     texts.emplace_back(joined.substr(0, size));

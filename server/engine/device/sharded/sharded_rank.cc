@@ -244,8 +244,9 @@ absl::Status ShardedRank::Do(const GatherSlicesCommand& command) {
 }
 
 absl::Status ShardedRank::Do(const ConnectReplicasCommand& command) {
-  if (place_.rendezvous == nullptr)
+  if (place_.rendezvous == nullptr) {
     return absl::InternalError("this rank cannot reach those of other replicas");
+  }
   ReplicaRendezvous rounds(place_, nullptr);
   absl::StatusOr<std::shared_ptr<ReplicaConnection>> own = device_->ConnectReplicas(command.network, rounds);
   // Before the leader knows, who may name it then.
@@ -271,7 +272,7 @@ std::shared_ptr<ReplicaConnection> ShardedRank::FindConnection(uint64_t number) 
   return number == connection_number_ ? connection_ : nullptr;
 }
 
-void ShardedRank::TakeConnection(uint64_t number, std::shared_ptr<ReplicaConnection> connection) {
+void ShardedRank::TakeConnection(uint64_t number, const std::shared_ptr<ReplicaConnection>& connection) {
   std::shared_ptr<ReplicaConnection> before = connection;  // goes without the lock
   bool aborted = false;
   {

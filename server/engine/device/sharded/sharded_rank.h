@@ -105,7 +105,7 @@ class ShardedRank : public RankExecutor {
   // Null if it is none that this rank has; what is found may be aborted at any time.
   std::shared_ptr<ReplicaConnection> FindConnection(uint64_t number) const ABSL_LOCKS_EXCLUDED(mutex_);
   // In place of the one before, which nothing uses any more.
-  void TakeConnection(uint64_t number, std::shared_ptr<ReplicaConnection> connection)
+  void TakeConnection(uint64_t number, const std::shared_ptr<ReplicaConnection>& connection)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Does `work` with both, if they are here.
   using HeadWork = absl::FunctionRef<absl::Status(ShardHead& head, Gradient* gradient)>;
