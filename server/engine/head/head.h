@@ -175,9 +175,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Whether this flush can be read now; ABORTED if it is over.
   absl::Status CheckFlush(const std::string& flush_id) const;
   // Tells the new generation: at once, but of a head over replicas.
-  void CommitFlush(const std::string& flush_id, FateCallback done);
+  void CommitFlush(const std::string& flush_id, const FateCallback& done);
   // Likewise the generation, unchanged. What a second gradient has taken since is added to the window.
-  void AbortFlush(const std::string& flush_id, FateCallback done);
+  void AbortFlush(const std::string& flush_id, const FateCallback& done);
 
   // With `marks`, as of BeginFlush: once they are applied, and of exactly that. Without: of what is there
   // when its turn comes; tiles of deterministic sessions that are not complete are left alone, and are not in

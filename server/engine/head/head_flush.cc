@@ -51,7 +51,7 @@ std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generat
   if (absl::Status right = CheckFlushArguments(config_, gradient_scale); !right.ok()) return right;
   if (absl::Status place = CheckEndPlaceLocked(generation, marks); !place.ok()) return place;
   if (window_.looking()) {
-    WaitBehindLocked(std::move(done), [generation, marks, gradient_scale](Head& head, FlushCallback again) {
+    WaitBehindLocked(done, [generation, marks, gradient_scale](Head& head, FlushCallback again) {
       head.BeginFlush(generation, marks, gradient_scale, std::move(again));
     });
     return std::nullopt;
@@ -171,12 +171,12 @@ absl::Status Head::ReadRows(const std::string& flush_id, int64_t first_row, int6
 
 // It ends
 
-void Head::CommitFlush(const std::string& flush_id, FateCallback done) {
-  EndFlush(flush_id, FlushFate::kCommit, std::move(done));
+void Head::CommitFlush(const std::string& flush_id, const FateCallback& done) {
+  EndFlush(flush_id, FlushFate::kCommit, done);
 }
 
-void Head::AbortFlush(const std::string& flush_id, FateCallback done) {
-  EndFlush(flush_id, FlushFate::kAbort, std::move(done));
+void Head::AbortFlush(const std::string& flush_id, const FateCallback& done) {
+  EndFlush(flush_id, FlushFate::kAbort, done);
 }
 
 void Head::EndFlush(const std::string& flush_id, FlushFate fate, const FateCallback& done) {

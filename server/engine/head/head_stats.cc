@@ -82,8 +82,8 @@ absl::StatusOr<Head::WindowStats> Head::StatsNow(uint64_t generation, const std:
 std::optional<WindowEnd> Head::BeginLookLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
                                                double gradient_scale, StatsCallback done) {
   if (window_.state() != WindowState::kOpen) {
-    WaitBehindLocked(std::move(done), [generation, marks, gradient_scale](Head& head, StatsCallback again) {
-      head.ReadStats(generation, marks, gradient_scale, std::move(again));
+    WaitBehindLocked(done, [generation, marks, gradient_scale](Head& head, const StatsCallback& again) {
+      head.ReadStats(generation, marks, gradient_scale, again);
     });
     return std::nullopt;
   }

@@ -151,7 +151,7 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   if (auto repeated = RepeatedStepLocked(generation, marks, request); repeated.has_value()) return repeated;
   if (absl::Status place = CheckEndPlaceLocked(generation, marks); !place.ok()) return place;
   if (window_.looking()) {
-    WaitBehindLocked(std::move(done), [generation, marks, request](Head& head, StepCallback again) {
+    WaitBehindLocked(done, [generation, marks, request](Head& head, StepCallback again) {
       head.ApplyStep(generation, marks, request, std::move(again));
     });
     return std::nullopt;
