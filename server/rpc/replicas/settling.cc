@@ -150,6 +150,20 @@ absl::Status CheckRestored(const std::vector<std::optional<PartState>>& parts) {
   return absl::OkStatus();
 }
 
+bool OneIsEmpty(const std::vector<std::optional<PartState>>& parts) {
+  return std::any_of(parts.begin(), parts.end(), [](const auto& one) { return !one.has_value(); });
+}
+
+// A flush that holds a window which leans on a replica that is lost: an abort would open it again without
+// what that replica had of others' sessions, and they would not hear of it. So it ends now, and the window
+// with it.
+bool ReopensIncomplete(const std::vector<std::optional<PartState>>& parts,
+                       const engine::Settlement& settlement) {
+  const bool held = settlement.verdict == Verdict::kGoOn && !settlement.flush_id.empty();
+  const auto leans = [](const auto& part) { return part.has_value() && part->leans; };
+  return held && OneIsEmpty(parts) && std::any_of(parts.begin(), parts.end(), leans);
+}
+
 template <class Begin>
 absl::Status Await(Begin begin) {
   std::promise<absl::Status> done;
@@ -183,11 +197,14 @@ absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine
         "replicas anew, and restore a checkpoint");
   }
   Deed deed{.head = nullptr, .verdict = settlement->verdict, .flush_id = settlement->flush_id};
+  if (ReopensIncomplete(parts, *settlement)) {
+    deed.verdict = Verdict::kDrop;
+    deed.flush_id.clear();
+  }
   PartState part = Furthest(parts);
   const std::optional<PartState>& own = parts[static_cast<size_t>(place.replica)];
   deed.installs = own.has_value() && own->restoring == RestorePhase::kReady;
-  const bool one_is_empty = std::any_of(parts.begin(), parts.end(), [](const auto& one) { return !one; });
-  deed.drops_window = one_is_empty && own.has_value() && own->leans && deed.verdict == Verdict::kDrop;
+  deed.drops_window = OneIsEmpty(parts) && own.has_value() && own->leans && deed.verdict == Verdict::kDrop;
   uint64_t low = part.generation;
   for (const std::optional<PartState>& one : parts) {
     if (one.has_value()) low = std::min(low, one->generation);

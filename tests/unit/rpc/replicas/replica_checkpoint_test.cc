@@ -421,6 +421,26 @@ TEST_P(RestoredWindowTest, IsLostAsAWholeWithOneReplicaAndSentAgain) {
   EXPECT_EQ(servers.State(), stepped);
 }
 
+// An abort would open it again with a part missing of sessions that are still there.
+TEST_P(RestoredWindowTest, IsLostAsAWholeAlsoWhileAFlushHoldsIt) {
+  CheckpointFolder folder;
+  Servers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Save("a").ok());
+  ASSERT_TRUE(servers.Step().ok());
+  const std::map<std::string, std::string> stepped = servers.State();
+  ASSERT_TRUE(servers.Restore("a").ok());
+  const auto flush = servers.all().Flush(servers.generation());
+  ASSERT_TRUE(flush.ok()) << flush.status();
+  servers.set().Replace(GetParam());
+  servers.set().AwaitWhole();
+  EXPECT_THAT(servers.all().Marks(), IsEmpty()) << "nothing is said to be in a window that is lost";
+  servers.ReconnectAll();
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  EXPECT_EQ(servers.State(), stepped);
+}
+
 INSTANTIATE_TEST_SUITE_P(Replicas, RestoredWindowTest, ::testing::Values(0, 1, 2));
 
 // What a coordinator leaves behind that was lost when it had overwritten some rows.
