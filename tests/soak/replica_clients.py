@@ -54,6 +54,7 @@ class ReplicaTrainer(FaultTrainer):
         # By the session's number: where it was opened when the window was known last, and just now.
         self.opened: dict[int, Place] = {}
         self.found: dict[int, Place] = {}
+        self.contributed: set[int] = set()  # whose handle has added to the window itself
         self.leans = False  # on all replicas: a restored window is dropped whole with any of them
 
     # Sessions
@@ -61,6 +62,7 @@ class ReplicaTrainer(FaultTrainer):
     def open_session(self, number: int) -> lossd.Session:
         kills = self.kills_of_each()
         session = super().open_session(number)
+        self.contributed.discard(number)
         self.found[number] = place_of(session, kills)
         self.opened.setdefault(number, self.found[number])
         return session
@@ -167,8 +169,11 @@ class ReplicaTrainer(FaultTrainer):
         if session.session_id == place.session_id:
             return
         self.require_loss_explained(place)
-        if self.state.contributions[number].batches:
+        if number in self.contributed:
             raise AssertionError(f"session {place.session_id} is gone with what it had in the window, and nobody has said so")
+        # What a handle before this one had added is not known to the library.
+        self.seen["batches lost"] += len(self.state.contributions[number].batches)
+        self.state.contributions[number].batches = []
         self.opened[number] = place_of(session, kills)
         self.seen["sessions replaced"] += 1
 
@@ -187,8 +192,14 @@ class ReplicaTrainer(FaultTrainer):
 
     # Windows
 
+    def put_in_window(self, number: int, batch: Batch, place: int) -> None:
+        super().put_in_window(number, batch, place)
+        if (batch.labels >= 0).any():  # else nothing of it is in the window
+            self.contributed.add(number)
+
     def end_window(self) -> None:
         super().end_window()
+        self.contributed = {number for number in self.contributed if self.state.contributions[number].batches}
         self.leans = False
 
     # Weights and checkpoints
