@@ -7,8 +7,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/collectives/rank_order_sum.h"
@@ -108,6 +110,9 @@ class Communicator {
   // could wait for ever. Gloo has nothing to wait for.
   Result Wait(void* stream);
 
+  // Lives as long as the communicator: what was found out by it, and is of no use to another one.
+  void Keep(std::shared_ptr<void> kept) { kept_.push_back(std::move(kept)); }
+
   // Why it has ended: what the first call that ended it returned; ok while there is none. For the thread that
   // makes calls, between them, or for another one when that has ended.
   const Result& failure() const { return failure_; }
@@ -155,6 +160,7 @@ class Communicator {
   const int size_;
   std::atomic<bool> aborted_ = false;
   Result failure_;  // the first one; of the one thread
+  std::vector<std::shared_ptr<void>> kept_;
 };
 
 }  // namespace lossd::kernels::collectives

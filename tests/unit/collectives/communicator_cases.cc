@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "tests/unit/collectives/backend.h"
 #include "tests/unit/collectives/cases.h"
@@ -339,6 +341,19 @@ TEST_P(CommunicatorTest, WhatCannotBeIsRefusedAndChangesNothing) {
     ExpectFailure(ranks->AllReduce(Reduction::kSum, many, Stream()), Code::kInvalidArgument, "all-reduce",
                   rank);
     ExpectOk(ranks->Barrier(Stream()));
+  });
+}
+
+TEST_P(CommunicatorTest, WhatItKeepsEndsWithIt) {
+  RunRanks(GetParam(), [](Rank& rank) {
+    std::unique_ptr<Communicator> ranks = Connected(rank);
+    auto kept = std::make_shared<int>(0);
+    const std::weak_ptr<int> seen = kept;
+    ranks->Keep(std::move(kept));
+    ExpectOk(ranks->Barrier(Stream()));
+    EXPECT_FALSE(seen.expired());
+    ranks.reset();
+    EXPECT_TRUE(seen.expired());
   });
 }
 
