@@ -1,9 +1,12 @@
 #include "kernels/cuda/memory/peer_memory.h"
 
 #include <cuda.h>
+#include <unistd.h>
 
 #include <array>
+#include <bit>
 #include <cstring>
+#include <random>
 #include <utility>
 
 namespace lossd::kernels::cuda {
@@ -12,11 +15,17 @@ namespace {
 using collectives::Communicator;
 using collectives::Reduction;
 
-// What a rank tells the others of its memory: the handle of the allocation, where in it the memory begins,
-// and whether there is one.
-constexpr size_t kHandleWords = sizeof(cudaIpcMemHandle_t) / sizeof(int64_t);
-using Told = std::array<int64_t, kHandleWords + 2>;
-static_assert(std::tuple_size_v<Told> <= Communicator::kMostValues);
+// What a rank tells the others of its memory, in words that add up with the zeros of the others.
+struct Told {
+  cudaIpcMemHandle_t handle{};
+  int64_t has_handle = 0;
+  int64_t place = 0;  // in the handle's allocation
+  // For ranks of the same process.
+  int64_t process = 0;
+  int64_t address = 0;
+};
+using Words = std::array<int64_t, sizeof(Told) / sizeof(int64_t)>;
+static_assert(sizeof(Words) == sizeof(Told) && std::tuple_size_v<Words> <= Communicator::kMostValues);
 
 Result FromCollectives(const collectives::Result& result) {
   if (result.ok()) return {};
@@ -51,17 +60,37 @@ Result PlaceInAllocation(const void* memory, int64_t* place) {
   return {};
 }
 
+// A number that no other process has, on no host; one that was forked has another.
+int64_t ThisProcess() {
+  static const uint32_t drawn = std::random_device()();
+  return static_cast<int64_t>((uint64_t{drawn} << 32) | static_cast<uint32_t>(getpid()));
+}
+
 Told Describe(void* memory) {
-  Told told{};
-  cudaIpcMemHandle_t handle{};
-  if (!PlaceInAllocation(memory, &told[kHandleWords]).ok() ||
-      cudaIpcGetMemHandle(&handle, memory) != cudaSuccess) {
+  Told told{.process = ThisProcess(), .address = reinterpret_cast<int64_t>(memory)};
+  if (PlaceInAllocation(memory, &told.place).ok() &&
+      cudaIpcGetMemHandle(&told.handle, memory) == cudaSuccess) {
+    told.has_handle = 1;
+  } else {
     (void)cudaGetLastError();  // is not for the next call to report
-    return {};
+    told.handle = {};
   }
-  std::memcpy(told.data(), &handle, sizeof(handle));
-  told[kHandleWords + 1] = 1;
   return told;
+}
+
+// Whether this thread's device reaches that memory of this process.
+bool ReachWithin(const void* memory) {
+  cudaPointerAttributes attributes{};
+  int own = 0;
+  int reached = 0;
+  if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess || cudaGetDevice(&own) != cudaSuccess) {
+    return false;
+  }
+  if (attributes.device == own) return true;
+  if (cudaDeviceCanAccessPeer(&reached, own, attributes.device) != cudaSuccess || reached == 0) return false;
+  const cudaError_t enabled = cudaDeviceEnablePeerAccess(attributes.device, 0);
+  if (enabled == cudaErrorPeerAccessAlreadyEnabled) (void)cudaGetLastError();
+  return enabled == cudaSuccess || enabled == cudaErrorPeerAccessAlreadyEnabled;
 }
 
 }  // namespace
@@ -72,22 +101,21 @@ PeerMemory& PeerMemory::operator=(PeerMemory&& other) noexcept {
   std::swap(own_, other.own_);
   std::swap(bytes_, other.bytes_);
   std::swap(rank_, other.rank_);
+  std::swap(places_, other.places_);
   std::swap(opened_, other.opened_);
-  std::swap(begins_, other.begins_);
   return *this;
 }
 
 PeerMemory::~PeerMemory() { Close(); }
 
 void PeerMemory::Close() {
-  for (void* memory : opened_) {
-    if (memory != nullptr) (void)cudaIpcCloseMemHandle(memory);
-  }
+  for (void* memory : opened_) (void)cudaIpcCloseMemHandle(memory);
   opened_.clear();
+  places_.clear();
 }
 
 Result PeerMemory::Create(Communicator* communicator, void* memory, int64_t bytes, cudaStream_t stream,
-                          PeerMemory* peers) {
+                          PeerMemory* peers, Among among) {
   PeerMemory made;
   made.own_ = static_cast<const char*>(memory);
   made.bytes_ = bytes;
@@ -96,19 +124,22 @@ Result PeerMemory::Create(Communicator* communicator, void* memory, int64_t byte
   int64_t all_reached = 1;
   for (int rank = 0; rank < communicator->size(); ++rank) {
     // The sum of one rank's words and of zeros.
-    Told told = rank == made.rank_ ? own : Told{};
-    LOSSD_CUDA_PASS_ON(FromCollectives(communicator->AllReduce(Reduction::kSum, told, stream)));
-    void* opened = nullptr;
-    cudaIpcMemHandle_t handle{};
-    std::memcpy(&handle, told.data(), sizeof(handle));
-    if (told[kHandleWords + 1] == 0 ||
-        (rank != made.rank_ &&
-         cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess)) {
+    auto words = std::bit_cast<Words>(rank == made.rank_ ? own : Told{});
+    LOSSD_CUDA_PASS_ON(FromCollectives(communicator->AllReduce(Reduction::kSum, words, stream)));
+    const auto told = std::bit_cast<Told>(words);
+    char* place = nullptr;
+    if (rank == made.rank_) {
+      place = static_cast<char*>(memory);
+    } else if (told.process != own.process) {
+      place = made.Open(told.handle, told.has_handle != 0, told.place);
+    } else if (among == Among::kThreadsToo && ReachWithin(reinterpret_cast<void*>(told.address))) {
+      place = reinterpret_cast<char*>(told.address);
+    }
+    if (place == nullptr) {
       (void)cudaGetLastError();
       all_reached = 0;
     }
-    made.opened_.push_back(opened);
-    made.begins_.push_back(told[kHandleWords]);
+    made.places_.push_back(place);
   }
   LOSSD_CUDA_PASS_ON(
       FromCollectives(communicator->AllReduce(Reduction::kMin, std::span(&all_reached, 1), stream)));
@@ -117,16 +148,23 @@ Result PeerMemory::Create(Communicator* communicator, void* memory, int64_t byte
   return {};
 }
 
+char* PeerMemory::Open(const cudaIpcMemHandle_t& handle, bool there_is_one, int64_t place) {
+  void* opened = nullptr;
+  if (!there_is_one || cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess) {
+    return nullptr;
+  }
+  opened_.push_back(opened);
+  return static_cast<char*>(opened) + place;
+}
+
 bool PeerMemory::Has(const void* place) const {
   const auto* byte = static_cast<const char*>(place);
   return byte >= own_ && byte < own_ + bytes_;
 }
 
 void* PeerMemory::At(int rank, const void* place) const {
-  if (opened_.empty() || !Has(place)) return nullptr;
-  if (rank == rank_) return const_cast<void*>(place);
-  const auto at = static_cast<size_t>(rank);
-  return static_cast<char*>(opened_[at]) + begins_[at] + (static_cast<const char*>(place) - own_);
+  if (places_.empty() || !Has(place)) return nullptr;
+  return places_[static_cast<size_t>(rank)] + (static_cast<const char*>(place) - own_);
 }
 
 Result SetFlag(cudaStream_t stream, void* flag, uint32_t value) {
