@@ -189,6 +189,31 @@ class CudaOptimizer : public ::testing::Test {
     EXPECT_EQ(ReadLargest(), CpuTallyGradient(weight.data(), count, 1.0f).largest);
   }
 
+  // Two gradients from `place` elements behind an aligned one on.
+  void ExpectSameSum(const PaddedRows& shape, int64_t place = 0) {
+    const int64_t count = shape.rows * shape.columns;
+    std::vector<float> first = Numbers(count, 0.5f, 1);
+    const std::vector<float> second = Numbers(count, 0.5f, 2);
+    const Matrix<float> device_first = FloatsOf(shape, first, place);
+    const Matrix<float> device_second = FloatsOf(shape, second, place);
+    Matrix<float> device_sum = FloatsOf(shape, std::vector<float>(first.size()), place);
+    auto* const tally = static_cast<GradientTally*>(tally_.data());
+    ASSERT_TRUE(cuda::AddAndTally(shape, device_first.data(), device_second.data(), 0.75f, device_sum.data(),
+                                  scratch_.data(), tally, nullptr)
+                    .ok());
+    const GradientTally added = ReadTally();
+    for (size_t i = 0; i < first.size(); ++i) first[i] += second[i];
+    EXPECT_TRUE(SameBits(device_sum.Read(), first));
+    ASSERT_TRUE(
+        cuda::TallyGradient(shape, {.values = device_sum.data()}, 0.75f, scratch_.data(), tally, nullptr)
+            .ok());
+    const GradientTally tallied = ReadTally();
+    EXPECT_EQ(added.squares, tallied.squares);
+    EXPECT_EQ(added.largest, tallied.largest);
+    EXPECT_EQ(added.non_finite, tallied.non_finite);
+    ExpectTally(added, CpuTallyGradient(first.data(), count, 0.75f));
+  }
+
   void Launch(const StepTensor& tensor, const OptimizerCoefficients& coefficients) {
     const cuda::Result result = cuda::ApplyOptimizer(tensor, coefficients, scratch_.data(),
                                                      static_cast<GradientTally*>(tally_.data()), nullptr);
@@ -295,6 +320,15 @@ TEST_F(CudaOptimizer, SmallGradientsAreAddedAndMastersNarrowed) {
       EXPECT_TRUE(narrow.Read() == Halves(type, from)) << Name(type);
     }
   }
+}
+
+TEST_F(CudaOptimizer, TwoGradientsAreTalliedAsTheyAreAddedUp) {
+  for (const PaddedRows& shape : {PaddedRows{1, 1, 4}, PaddedRows{7, 123, 128}, PaddedRows{128, 64, 64},
+                                  PaddedRows{20483, 2048, 2048}, PaddedRows{20484, 2045, 2048}}) {
+    SCOPED_TRACE(std::to_string(shape.rows) + " x " + std::to_string(shape.columns));
+    ExpectSameSum(shape);
+  }
+  ExpectSameSum({1, 4099, 4099}, 3);
 }
 
 // Blocks take several passes, and the last of them fewer.

@@ -310,6 +310,43 @@ __global__ void __launch_bounds__(kThreads) TallyKernel(const PaddedRows shape, 
   tally.Write(partials);
 }
 
+// What a thread has asked for before it uses any: another device answers after two microseconds.
+constexpr int kAhead = 4;
+
+// Elements are added up in TallyKernel's order.
+template <Layout kLayout>
+__global__ void __launch_bounds__(kThreads)
+    SumKernel(const PaddedRows shape, const float* __restrict__ first, const float* __restrict__ second,
+              float scale, float* __restrict__ sum, const Walk walk, Partial* partials) {
+  Walker<kLayout> walker(shape, walk);
+  Tally tally;
+  const int64_t count = walker.Passes() * kQuads;
+  for (int64_t done = 0; done < count; done += kAhead) {
+    Quad quads[kAhead];
+    float a[kAhead][kQuad];
+    float b[kAhead][kQuad];
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q) {
+      quads[q] = walker.Next();
+      if (done + q >= count) quads[q].valid = 0;
+      Load<kLayout>(second, quads[q], b[q]);
+    }
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q) Load<kLayout>(first, quads[q], a[q]);
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q) {
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) {
+        if (i >= quads[q].valid) continue;
+        a[q][i] = a[q][i] + b[q][i];
+        tally.Add(scale * a[q][i]);
+      }
+      Store<kLayout>(a[q], quads[q], sum);
+    }
+  }
+  tally.Write(partials);
+}
+
 __global__ void __launch_bounds__(kThreads)
     GatherGradientKernel(const PaddedRows shape, const GradientRows gradient, const Walk walk, float* to) {
   Walker<Layout::kPlaced> walker(shape, walk);
@@ -426,6 +463,20 @@ TallyFunction* TallyFor(Layout layout) {
   return &TallyKernel<Layout::kSingle>;
 }
 
+using SumFunction = void(PaddedRows, const float*, const float*, float, float*, Walk, Partial*);
+
+SumFunction* SumFor(Layout layout) {
+  switch (layout) {
+    case Layout::kDense:
+      return &SumKernel<Layout::kDense>;
+    case Layout::kPlaced:
+      return &SumKernel<Layout::kPlaced>;
+    case Layout::kSingle:
+      break;
+  }
+  return &SumKernel<Layout::kSingle>;
+}
+
 Result FinishTally(const Partial* partials, unsigned count, GradientTally* tally, float* largest_weight,
                    cudaStream_t stream) {
   FinishTallyKernel<<<1, kThreads, 0, stream>>>(partials, static_cast<int32_t>(count), tally, largest_weight);
@@ -457,6 +508,16 @@ Result TallyGradient(const PaddedRows& shape, const GradientRows& gradient, floa
   TallyFunction* const kernel = TallyFor(LayoutOf(shape, gradient));
   kernel<<<BlocksOf(walk), kThreads, 0, stream>>>(shape, gradient, scale, walk, partials);
   LOSSD_CUDA_PASS_ON(Result(cudaGetLastError(), "TallyGradient"));
+  return FinishTally(partials, BlocksOf(walk), tally, nullptr, stream);
+}
+
+Result AddAndTally(const PaddedRows& shape, const float* first, const float* second, float scale, float* sum,
+                   void* scratch, GradientTally* tally, cudaStream_t stream) {
+  const Walk walk = WalkOver(shape);
+  const Layout layout = AllAligned({first, second}) ? LayoutOf(shape, {.values = sum}) : Layout::kSingle;
+  auto* const partials = static_cast<Partial*>(scratch);
+  SumFor(layout)<<<BlocksOf(walk), kThreads, 0, stream>>>(shape, first, second, scale, sum, walk, partials);
+  LOSSD_CUDA_PASS_ON(Result(cudaGetLastError(), "AddAndTally"));
   return FinishTally(partials, BlocksOf(walk), tally, nullptr, stream);
 }
 
@@ -496,7 +557,10 @@ Result LoadOptimizerKernels(DataType weight_type) {
     loader.Add(&NarrowKernel<decltype(element)>);
   });
   add_steps(float(), Master::kNone);  // of the bias
-  for (const Layout layout : kLayouts) loader.Add(TallyFor(layout));
+  for (const Layout layout : kLayouts) {
+    loader.Add(TallyFor(layout));
+    loader.Add(SumFor(layout));
+  }
   loader.Add(&GatherGradientKernel);
   loader.Add(&FinishTallyKernel);
   loader.Add(&AddGradientKernel);

@@ -54,6 +54,12 @@ Result ApplyOptimizer(const StepTensor& tensor, const OptimizerCoefficients& coe
 Result TallyGradient(const PaddedRows& shape, const GradientRows& gradient, float scale, void* scratch,
                      GradientTally* tally, cudaStream_t stream);
 
+// sum = first + second, and the tally that TallyGradient would give of it. One of the two may be another
+// device's memory that this one reaches: each element is read once, and many at a time. Nothing may overlap;
+// padding stays as it is.
+Result AddAndTally(const PaddedRows& shape, const float* first, const float* second, float scale, float* sum,
+                   void* scratch, GradientTally* tally, cudaStream_t stream);
+
 // What `gradient` says, with what label smoothing takes of it, in one matrix; `to` may be gradient.values,
 // which is not null. Padding stays as it is.
 Result GatherGradient(const PaddedRows& shape, const GradientRows& gradient, float* to, cudaStream_t stream);
