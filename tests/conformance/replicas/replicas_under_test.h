@@ -30,7 +30,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateReplica(const DeviceUnderTest& whi
 // the replicas.
 void RunReplicas(const DeviceUnderTest& which, const std::vector<Device*>& devices, const ReplicaBody& body);
 
-// Rows of 2048 columns of which a slice goes in several pieces, where there are two replicas.
+// Rows of 2048 columns of which a slice goes in several pieces, where there are three replicas. Two on GPUs
+// read what others have, in one.
 int64_t RowsOfSeveralPieces();
 
 }  // namespace lossd::engine::testing

@@ -18,6 +18,7 @@
 #include "kernels/cuda/sharded_step.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/device/cuda/cuda_pipeline.h"
+#include "server/engine/device/cuda/peer_gradients.h"
 #include "server/engine/device/cuda/slice_pipeline.h"
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/head_shard.h"
@@ -31,6 +32,8 @@ using CudaTallies = std::array<kernels::GradientTally, 2>;
 GradientTallies WholeOf(const CudaTallies& tallies);
 // What making them takes of the device, with room for them.
 int64_t TallyBytes();
+// Where in that memory, which begins with scratch memory for making them, they are.
+kernels::GradientTally* TalliesIn(const kernels::cuda::DeviceBuffer& buffer);
 
 // What heads of one device share; it outlives them.
 struct SharedCuda {
@@ -58,6 +61,7 @@ struct CudaGradient : Gradient {
   kernels::cuda::DeviceBuffer db;  // fp32 [V]; empty without a bias
   bool empty = true;               // the same
   std::array<Smoothing, 2> smoothings;
+  int64_t number = 0;  // no other gradient of this process has it, now or later
 
   static kernels::cuda::Result Create(const HeadConfig& config, CudaGradient* gradient);
   static int64_t PlanBytes(const HeadConfig& config);
@@ -68,6 +72,7 @@ class CudaBackend : public HeadBackend {
  public:
   // `config` is of the shard's rows, but for class weights.
   CudaBackend(HeadConfig config, const HeadShard& shard, SharedCuda* device, kernels::cuda::Path path);
+  ~CudaBackend() override;
 
   // Takes the memory, and has everything loaded that batches will run, so that none of them needs more;
   // before anything else. Any thread's.
@@ -198,15 +203,27 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::Result Settle(CudaGradient& gradient) const;
   // Leaves tallies on the device.
   kernels::cuda::Result Tally(const GradientParts& gradient, float scale) const;
+  kernels::cuda::Result TallyBias(const GradientParts& gradient, float scale) const;
   // Rows of one slice, or of all; *largest becomes the largest magnitude of their weights.
   kernels::cuda::Result Step(const GradientParts& gradient,
                              const kernels::OptimizerCoefficients& coefficients, float* largest);
   kernels::cuda::Result ReadTallies(CudaTallies* tallies) const;
 
+  // dW of all replicas, into the sum: by reading it where it is, or by having it sent. May return before it
+  // is done.
+  absl::Status SumMatrices(const CudaGradient& gradient, kernels::collectives::Communicator* replicas);
+  // Where the only other replica's dW can be read; null if it is out of reach.
+  absl::StatusOr<const float*> FindOther(const CudaGradient& gradient,
+                                         kernels::collectives::Communicator* replicas);
+  kernels::cuda::Result AddOther(const CudaGradient& gradient, const float* other);
+  // Behind AddOther, once it is done.
+  kernels::cuda::Result KeepTallies();
   absl::Status CheckSummed() const;
   // The sum of this slice, which is one that is stepped here.
   GradientParts SumOf(const kernels::RowSpan& slice) const;
-  absl::StatusOr<GradientTallies> TallySlice(const kernels::RowSpan& slice, float scale) const;
+  // `dw`: what is known of its dW; may be null.
+  absl::StatusOr<GradientTallies> TallySlice(const kernels::RowSpan& slice, float scale,
+                                             const kernels::GradientTally* dw) const;
   kernels::cuda::Result StepBothSlices(const kernels::OptimizerCoefficients& coefficients);
   // DeriveFromWeights, where it is known how large those are that are stepped here.
   kernels::cuda::Result DeriveFromSlices();
@@ -265,6 +282,17 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::DeviceBuffer slices_largest_;
   bool knows_slices_largest_ = false;
   SlicePipeline slices_;
+  std::weak_ptr<PeerGradients> peers_;
+  // What the sum's dW adds up to, where that was found out as it was made: of the slice that is owned here,
+  // and of the one that is mirrored.
+  struct SummedTallies {
+    float scale = 1;
+    std::array<kernels::GradientTally, 2> dw = {};
+  };
+  std::optional<SummedTallies> summed_;
+  // By which the next sum is probably tallied: the scale is told when it has been made, and trainers seldom
+  // change it.
+  float expected_scale_ = 1;
 };
 
 }  // namespace lossd::engine

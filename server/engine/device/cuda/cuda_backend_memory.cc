@@ -1,5 +1,6 @@
 // The memory of a head on a CUDA device.
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -30,6 +31,8 @@ Result CreateZeros(int64_t bytes, DeviceBuffer* buffer) {
 }  // namespace
 
 Result CudaGradient::Create(const HeadConfig& config, CudaGradient* gradient) {
+  static std::atomic<int64_t> last_number = 0;
+  gradient->number = ++last_number;
   const int64_t row_bytes = PaddedHidden(config.hidden_size) * static_cast<int64_t>(sizeof(float));
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config.vocab_size * row_bytes, &gradient->dw));
   if (config.bias) LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config.bias_gradient_bytes(), &gradient->db));
@@ -81,6 +84,11 @@ Result CudaBackend::Allocate() {
   }
   LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
   return {};
+}
+
+// A communicator may live on for other heads.
+CudaBackend::~CudaBackend() {
+  if (const std::shared_ptr<PeerGradients> peers = peers_.lock(); peers != nullptr) peers->Close();
 }
 
 Result CudaBackend::AllocateBias() {

@@ -11,10 +11,12 @@
 namespace lossd::engine {
 
 using kernels::DataType;
+using kernels::GradientTally;
 using kernels::OptimizerCoefficients;
 using kernels::RowSpan;
 using kernels::SizeOf;
 using kernels::SliceLayout;
+using kernels::collectives::Communicator;
 using kernels::collectives::SliceExchange;
 using kernels::cuda::DeviceBuffer;
 using kernels::cuda::GradientRows;
@@ -32,16 +34,76 @@ absl::Status CudaBackend::SumSlices(Gradient* of, const ReplicaCommunicators& re
   CudaGradient& gradient = Find(of);
   if (const Result settled = Settle(gradient); !settled.ok()) return DeviceFailed(settled);
   sum_.empty = true;  // until all of it is there: nothing is to be stepped by parts of two windows
-  const SliceLayout layout = shard_.slices();
+  summed_.reset();
   cudaStream_t stream = device_->pipeline.computing();
-  absl::Status summed = slices_.Sum(layout, padded_hidden_, replicas.device, Floats(gradient.dw),
-                                    SumsIn(sum_.dw, padded_hidden_), stream);
+  absl::Status summed = SumMatrices(gradient, replicas.device);
   if (summed.ok() && config_.bias) {
-    summed = slices_.Sum(layout, 1, replicas.device, Floats(gradient.db), SumsIn(sum_.db, 1), stream);
+    summed =
+        slices_.Sum(shard_.slices(), 1, replicas.device, Floats(gradient.db), SumsIn(sum_.db, 1), stream);
   }
   if (summed.ok()) summed = ToStatus(replicas.device->Wait(stream));
   sum_.empty = !summed.ok();
   return summed;
+}
+
+absl::Status CudaBackend::SumMatrices(const CudaGradient& gradient, Communicator* replicas) {
+  const absl::StatusOr<const float*> other = FindOther(gradient, replicas);
+  if (!other.ok()) return other.status();
+  cudaStream_t stream = device_->pipeline.computing();
+  if (*other == nullptr) {
+    return slices_.Sum(shard_.slices(), padded_hidden_, replicas, Floats(gradient.dw),
+                       SumsIn(sum_.dw, padded_hidden_), stream);
+  }
+  if (const Result added = AddOther(gradient, *other); !added.ok()) return DeviceFailed(added);
+  // Before this one's gradient may change, the other has read it.
+  if (absl::Status read = ToStatus(replicas->Barrier(stream)); !read.ok()) return read;
+  return DeviceFailed(KeepTallies());
+}
+
+// Of two replicas each steps both slices. Of more, reading every slice at two of them would take nearly twice
+// of what sending sums on takes.
+absl::StatusOr<const float*> CudaBackend::FindOther(const CudaGradient& gradient, Communicator* replicas) {
+  if (shard_.replicas != 2) return nullptr;
+  std::shared_ptr<PeerGradients> peers = peers_.lock();
+  if (peers == nullptr || !peers->Are(replicas)) {
+    if (const Result made = PeerGradients::Create(replicas, &peers); !made.ok()) return DeviceFailed(made);
+    replicas->Keep(peers);
+    peers_ = peers;
+  }
+  const DeviceBuffer& dw = gradient.dw;
+  const kernels::cuda::PeerMemory* reached = nullptr;
+  const absl::Status met =
+      peers->Meet({dw.data(), dw.bytes(), gradient.number}, device_->pipeline.computing(), &reached);
+  if (!met.ok()) return met;
+  if (reached == nullptr) return nullptr;
+  return static_cast<const float*>(reached->At(1 - shard_.replica, dw.data()));
+}
+
+// The sum of two has the same bits in either order.
+Result CudaBackend::AddOther(const CudaGradient& gradient, const float* other) {
+  cudaStream_t stream = device_->pipeline.computing();
+  GradientTally* tally = TalliesIn(device_->tallies);
+  for (const RowSpan& slice : {stepped_.own(), stepped_.mirrored()}) {
+    const int64_t first = slice.first * padded_hidden_;
+    if (slice.count > 0) {
+      LOSSD_CUDA_PASS_ON(kernels::cuda::AddAndTally(
+          MatrixShape(slice.count), Floats(gradient.dw) + first, other + first, expected_scale_,
+          Floats(sum_.dw) + stepped_.PlaceOf(slice.first) * padded_hidden_, device_->tallies.data(), tally,
+          stream));
+    }
+    ++tally;
+  }
+  return peers_.lock()->NoteReading(stream);
+}
+
+Result CudaBackend::KeepTallies() {
+  SummedTallies tallies{.scale = expected_scale_};
+  cudaStream_t stream = device_->pipeline.computing();
+  LOSSD_CUDA_TRY(cudaMemcpyAsync(tallies.dw.data(), TalliesIn(device_->tallies), sizeof(tallies.dw),
+                                 cudaMemcpyDeviceToHost, stream));
+  LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
+  summed_ = tallies;
+  return {};
 }
 
 SlicePipeline::Sums CudaBackend::SumsIn(const DeviceBuffer& buffer, int64_t columns) const {
@@ -79,20 +141,26 @@ absl::StatusOr<GradientTallies> CudaBackend::TallySum(double scale, const Replic
   if (absl::Status checked = CheckReplicas(shard_, replicas); !checked.ok()) return checked;
   if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
   const auto factor = static_cast<float>(scale);
-  const absl::StatusOr<GradientTallies> own = TallySlice(stepped_.own(), factor);
+  expected_scale_ = factor;
+  const SummedTallies* const known = summed_.has_value() && summed_->scale == factor ? &*summed_ : nullptr;
+  const absl::StatusOr<GradientTallies> own =
+      TallySlice(stepped_.own(), factor, known == nullptr ? nullptr : &known->dw[0]);
   if (!own.ok()) return own.status();
-  const absl::StatusOr<GradientTallies> mirrored = TallySlice(stepped_.mirrored(), factor);
+  const absl::StatusOr<GradientTallies> mirrored =
+      TallySlice(stepped_.mirrored(), factor, known == nullptr ? nullptr : &known->dw[1]);
   if (!mirrored.ok()) return mirrored.status();
   return MergeSlices({*own, *mirrored}, replicas.host);
 }
 
 // In an order that follows from the slice's size alone: its owner and its mirror have the same bits.
-absl::StatusOr<GradientTallies> CudaBackend::TallySlice(const RowSpan& slice, float scale) const {
+absl::StatusOr<GradientTallies> CudaBackend::TallySlice(const RowSpan& slice, float scale,
+                                                        const GradientTally* dw) const {
   if (slice.count == 0) return GradientTallies{};
   CudaTallies tallies;
-  Result result = Tally(SumOf(slice), scale);
-  if (result.ok()) result = ReadTallies(&tallies);
+  Result result = dw == nullptr ? Tally(SumOf(slice), scale) : TallyBias(SumOf(slice), scale);
+  if (result.ok() && (dw == nullptr || config_.bias)) result = ReadTallies(&tallies);
   if (!result.ok()) return DeviceFailed(result);
+  if (dw != nullptr) tallies[0] = *dw;
   return WholeOf(tallies);
 }
 
@@ -165,6 +233,7 @@ absl::Status CudaBackend::ReadBiasSum(int64_t first_row, int64_t rows, float* ou
 }
 
 absl::Status CudaBackend::WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) {
+  summed_.reset();
   const RowSpan span{first_row, rows};
   absl::Status written = WriteStepped(sum_.dw, MatrixBytes(DataType::kFloat32), span, dw);
   if (written.ok() && bias != nullptr) written = WriteStepped(sum_.db, kBiasBytes, span, bias);

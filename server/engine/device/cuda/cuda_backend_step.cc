@@ -17,16 +17,6 @@ using kernels::cuda::PaddedRows;
 using kernels::cuda::Result;
 using kernels::cuda::StepTensor;
 
-namespace {
-
-// A device's tallies: of dW and of db, behind the scratch memory that they are made in.
-GradientTally* TalliesIn(const DeviceBuffer& buffer) {
-  return reinterpret_cast<GradientTally*>(static_cast<char*>(buffer.data()) +
-                                          kernels::cuda::TallyScratchBytes());
-}
-
-}  // namespace
-
 GradientTallies WholeOf(const CudaTallies& tallies) {
   GradientTallies whole;
   whole.dw.front() = tallies[0];
@@ -36,6 +26,11 @@ GradientTallies WholeOf(const CudaTallies& tallies) {
 
 int64_t TallyBytes() {
   return kernels::cuda::TallyScratchBytes() + static_cast<int64_t>(sizeof(CudaTallies));
+}
+
+GradientTally* TalliesIn(const DeviceBuffer& buffer) {
+  return reinterpret_cast<GradientTally*>(static_cast<char*>(buffer.data()) +
+                                          kernels::cuda::TallyScratchBytes());
 }
 
 PaddedRows CudaBackend::MatrixShape(int64_t rows) const {
@@ -107,14 +102,18 @@ absl::StatusOr<GradientTallies> CudaBackend::Summarize(const Gradient* of, doubl
 
 Result CudaBackend::Tally(const GradientParts& gradient, float scale) const {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
-  cudaStream_t stream = device_->pipeline.computing();
-  void* scratch = device_->tallies.data();
-  GradientTally* tallies = TalliesIn(device_->tallies);
-  const int64_t rows = gradient.rows.count;
-  LOSSD_CUDA_PASS_ON(
-      kernels::cuda::TallyGradient(MatrixShape(rows), gradient.dw, scale, scratch, tallies, stream));
+  LOSSD_CUDA_PASS_ON(kernels::cuda::TallyGradient(MatrixShape(gradient.rows.count), gradient.dw, scale,
+                                                  device_->tallies.data(), TalliesIn(device_->tallies),
+                                                  device_->pipeline.computing()));
+  return TallyBias(gradient, scale);
+}
+
+Result CudaBackend::TallyBias(const GradientParts& gradient, float scale) const {
   if (!config_.bias) return {};
-  return kernels::cuda::TallyGradient(BiasShape(rows), gradient.db, scale, scratch, tallies + 1, stream);
+  LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
+  return kernels::cuda::TallyGradient(BiasShape(gradient.rows.count), gradient.db, scale,
+                                      device_->tallies.data(), TalliesIn(device_->tallies) + 1,
+                                      device_->pipeline.computing());
 }
 
 // The second stays as it is if the head has no bias.
