@@ -4,8 +4,10 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 
+#include <chrono>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -18,6 +20,10 @@ namespace {
 namespace tls = grpc::experimental;
 
 constexpr unsigned int kLookAgainSeconds = 1;
+
+// At a pair that does not match: it may be just being replaced.
+constexpr int kMostLooks = 5;
+constexpr std::chrono::milliseconds kBetweenLooks(50);
 
 absl::Status CheckPem(const char* field, const std::string& path, const char* kind) {
   std::ifstream file(path);
@@ -43,8 +49,7 @@ T* Read(const std::string& path, T* (*read)(BIO*, T**, pem_password_cb*, void*))
   return result;
 }
 
-// gRPC would try for ever, without a word.
-absl::Status CheckPair(const TlsOptions& options) {
+bool IsPair(const TlsOptions& options) {
   X509* const certificate = Read(options.certificate, PEM_read_bio_X509);
   EVP_PKEY* const key = Read(options.key, PEM_read_bio_PrivateKey);
   const bool match =
@@ -52,10 +57,21 @@ absl::Status CheckPair(const TlsOptions& options) {
   EVP_PKEY_free(key);
   X509_free(certificate);
   ERR_clear_error();
-  if (match) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "tls.key: '", options.key, "' is not the key, without a passphrase, of the first certificate in '",
-      options.certificate, "'"));
+  return match;
+}
+
+// gRPC would try for ever, without a word. Between the two files both may have been replaced.
+absl::Status CheckPair(const TlsOptions& options) {
+  for (int looks = 1; !IsPair(options); ++looks) {
+    if (looks < kMostLooks) {
+      std::this_thread::sleep_for(kBetweenLooks);
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tls.key: '", options.key, "' is not the key, without a passphrase, of the first certificate in '",
+        options.certificate, "'"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Check(const TlsOptions& options) {

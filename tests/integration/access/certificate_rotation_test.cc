@@ -124,6 +124,24 @@ class CertificateRotationTest : public ::testing::Test {
   std::unique_ptr<TestServer> server_;
 };
 
+TEST_F(CertificateRotationTest, APairThatIsReplacedWhileItIsReadIsReadAgain) {
+  files_.Make("client-0b", Of("ca", 0), "DNS:client");
+  std::atomic<bool> over = false;
+  std::thread replaces([&] {
+    for (bool other = false; !over; other = !other) {
+      client_files_.Put(other ? "client-0b" : Of("client", 0), {Of("ca", 0)});
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  });
+  for (int i = 0; i < 200; ++i) {
+    const auto client = Connect();
+    EXPECT_TRUE(client.ok()) << client.status();
+    if (!client.ok()) break;
+  }
+  over = true;
+  replaces.join();
+}
+
 TEST_F(CertificateRotationTest, NoCallFailsWhileCertificatesAndAuthoritiesAreReplaced) {
   const auto client = Connect();
   ASSERT_TRUE(client.ok()) << client.status();
