@@ -78,10 +78,12 @@ absl::StatusOr<ReplicaOptions> ReadReplicaFlags() {
   absl::Status right = CheckDuration("replica_timeout", options.timeout, absl::Seconds(1));
   if (!right.ok()) return right;
   const bool one_host = rpc::IsLoopback(options.leader);
-  if (absl::Status network = ReadNetworkOfReplicas(one_host, &options.interface); !network.ok())
+  if (absl::Status network = ReadNetworkOfReplicas(one_host, &options.interface); !network.ok()) {
     return network;
-  if (absl::Status known = ReadGroupCredentials("--replica_set", &options.credentials); !known.ok())
+  }
+  if (absl::Status known = ReadGroupCredentials("--replica_set", &options.credentials); !known.ok()) {
     return known;
+  }
   const absl::StatusOr<std::string> host = AdvertisedHost(options.interface);
   if (!host.ok()) return host.status();
   options.advertised_host = *host;

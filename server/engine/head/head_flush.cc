@@ -51,8 +51,8 @@ std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generat
   if (absl::Status right = CheckFlushArguments(config_, gradient_scale); !right.ok()) return right;
   if (absl::Status place = CheckEndPlaceLocked(generation, marks); !place.ok()) return place;
   if (window_.looking()) {
-    WaitBehindLocked(done, [generation, marks, gradient_scale](Head& head, FlushCallback again) {
-      head.BeginFlush(generation, marks, gradient_scale, std::move(again));
+    WaitBehindLocked(done, [generation, marks, gradient_scale](Head& head, const FlushCallback& again) {
+      head.BeginFlush(generation, marks, gradient_scale, again);
     });
     return std::nullopt;
   }

@@ -278,20 +278,20 @@ ReplicaServers::AskedToFlush ReplicaServers::BeginFlush(uint64_t generation, std
 
 ReplicaServers::AskedToEnd ReplicaServers::BeginCommit(const std::string& flush_id) {
   auto [done, asked] = Awaited<uint64_t>();
-  at(0).head()->CommitFlush(flush_id, std::move(done));
+  at(0).head()->CommitFlush(flush_id, done);
   return std::move(asked);
 }
 
 ReplicaServers::AskedToEnd ReplicaServers::BeginAbort(const std::string& flush_id) {
   auto [done, asked] = Awaited<uint64_t>();
-  at(0).head()->AbortFlush(flush_id, std::move(done));
+  at(0).head()->AbortFlush(flush_id, done);
   return std::move(asked);
 }
 
 absl::StatusOr<WindowStats> ReplicaServers::Stats(uint64_t generation, std::vector<SessionMarks> marks,
                                                   double gradient_scale) {
   auto [done, asked] = Awaited<WindowStats>();
-  at(0).head()->ReadStats(generation, std::move(marks), gradient_scale, std::move(done));
+  at(0).head()->ReadStats(generation, std::move(marks), gradient_scale, done);
   return Answer(std::move(asked));
 }
 
