@@ -150,8 +150,13 @@ absl::Status CheckRestored(const std::vector<std::optional<PartState>>& parts) {
   return absl::OkStatus();
 }
 
-bool OneIsEmpty(const std::vector<std::optional<PartState>>& parts) {
-  return std::any_of(parts.begin(), parts.end(), [](const auto& one) { return !one.has_value(); });
+// Whether a window that leans on all replicas lacks what one of them had: one is empty, or was when the
+// others met last, and only some have heard that the window is dropped.
+bool LacksOne(const std::vector<std::optional<PartState>>& parts) {
+  const auto empty = [](const auto& one) { return !one.has_value(); };
+  const auto leans = [](const auto& one) { return one.has_value() && one->leans; };
+  if (std::none_of(parts.begin(), parts.end(), leans)) return false;
+  return std::any_of(parts.begin(), parts.end(), empty) || !std::all_of(parts.begin(), parts.end(), leans);
 }
 
 // A flush that holds a window which leans on a replica that is lost: an abort would open it again without
@@ -160,8 +165,7 @@ bool OneIsEmpty(const std::vector<std::optional<PartState>>& parts) {
 bool ReopensIncomplete(const std::vector<std::optional<PartState>>& parts,
                        const engine::Settlement& settlement) {
   const bool held = settlement.verdict == Verdict::kGoOn && !settlement.flush_id.empty();
-  const auto leans = [](const auto& part) { return part.has_value() && part->leans; };
-  return held && OneIsEmpty(parts) && std::any_of(parts.begin(), parts.end(), leans);
+  return held && LacksOne(parts);
 }
 
 template <class Begin>
@@ -204,7 +208,7 @@ absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine
   PartState part = Furthest(parts);
   const std::optional<PartState>& own = parts[static_cast<size_t>(place.replica)];
   deed.installs = own.has_value() && own->restoring == RestorePhase::kReady;
-  deed.drops_window = OneIsEmpty(parts) && own.has_value() && own->leans && deed.verdict == Verdict::kDrop;
+  deed.drops_window = deed.verdict == Verdict::kDrop && own.has_value() && own->leans && LacksOne(parts);
   uint64_t low = part.generation;
   for (const std::optional<PartState>& one : parts) {
     if (one.has_value()) low = std::min(low, one->generation);
