@@ -208,12 +208,15 @@ class FaultTrainer(Client):
         self.count_lanes()
         check_equal("window_tokens in the end", self.again(self.head.info).window_tokens, 0)
         check_exact("a weight in the end", self.read_weights(), self.state.weights)
+        self.close_sessions()
+        self.again(self.client.delete_head, self.head_name)
+
+    def close_sessions(self) -> None:
         for session in self.sessions:
             try:
                 self.once(session.close)
             except TRANSIENT:
                 pass  # its lease will end
-        self.again(self.client.delete_head, self.head_name)
 
     def count_lanes(self) -> None:
         for session in self.sessions:

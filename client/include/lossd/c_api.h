@@ -290,6 +290,9 @@ LOSSD_API void lossd_session_free(lossd_session* session);
 LOSSD_API lossd_status* lossd_session_close(lossd_session* session);
 LOSSD_API const char* lossd_session_client_key(const lossd_session* session);
 LOSSD_API int64_t lossd_session_reconnects(const lossd_session* session);
+/* 1 if the window had something already when the session was opened here, that came with its client_key
+ * (Session::opened_in_window), or else 0. */
+LOSSD_API int32_t lossd_session_opened_in_window(const lossd_session* session);
 /* What the server has accepted of the session, as JSON that flushes and steps, of other processes too, take:
  * {"session_id": "...", "lanes": [{"lane": 0, "accepted": 7, "applied": 7}], "incarnation": "...",
  * "restores": 0, "generation": 1} (SessionMarks). */

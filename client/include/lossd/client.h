@@ -438,6 +438,9 @@ class Session {
   // What the server has accepted of this session: what a flush has to name. True right after OpenSession and
   // after every Compute that succeeded.
   SessionMarks marks() const;
+  // Whether the window had something already when the session was opened here, that came with its client_key
+  // from an earlier process or handle: who ends that window names its marks, also if nothing is added.
+  bool opened_in_window() const;
   const std::string& id() const;          // valid until the next call of Compute
   const std::string& client_key() const;  // valid as long as the session
   int64_t reconnects() const;             // how often a stream was re-established

@@ -22,6 +22,11 @@ Past = tuple[str, int]
 """The incarnation of the server that marks are of, and how often its head had been restored by then."""
 
 
+def generation_of(text: str) -> int:
+    """The window that marks were told in."""
+    return int(json.loads(text).get("generation", 0))
+
+
 def past_of(text: str) -> Past:
     data = json.loads(text)
     return str(data.get("incarnation", "")), int(data.get("restores", 0))
@@ -70,12 +75,6 @@ class Contributor:
         """Everything up to `marks` belongs to windows that have ended."""
         self._base = accepted_of(marks)
 
-    def resume(self, sessions: tuple[SessionMarks, ...]) -> None:
-        """It was opened again. `sessions`: those that the server says have added to the window."""
-        session_id, accepted = accepted_of(self.marks())
-        if session_id not in {session.session_id for session in sessions}:
-            self._base = session_id, accepted
-
     @property
     def ended(self) -> bool:
         return self._final is not None
@@ -117,11 +116,21 @@ class Window:
         self._wants_marks = False  # those that it had named
         self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
-    def add(self, contributor: Contributor) -> None:
-        """A session that was opened again by its client_key takes the place of the one before."""
+    def add(self, contributor: Contributor) -> dict[Contributor, str]:
+        """A session that was opened again by its client_key takes the place of the one before, unless that one had
+        added what this one does not have. Returns the marks of those, which stay."""
         with self._lock:
-            kept = [one for one in self._contributors if one.client_key != contributor.client_key]
-            self._contributors = [*kept, contributor]
+            same_key = [one for one in self._contributors if one.client_key == contributor.client_key]
+        session_id, accepted = accepted_of(contributor.marks())
+
+        def has_all(one: Contributor) -> bool:
+            its_id, its = accepted_of(one.marks())
+            return its_id == session_id and all(accepted.get(lane, 0) >= count for lane, count in its.items())
+
+        replaced = [one for one in same_key if has_all(one) or not one.contributed()]
+        with self._lock:
+            self._contributors = [*(one for one in self._contributors if one not in replaced), contributor]
+        return {one: one.marks() for one in same_key if one not in replaced}
 
     def drop(self, contributor: Contributor) -> None:
         with self._lock:
@@ -229,11 +238,12 @@ class Window:
         with self._lock:
             self._contributors = [one for one in self._contributors if not one.ended or one.contributed()]
 
-    def drop_lost(self, marks: dict[Contributor, str], info: HeadInfo, *, told: bool) -> None:
-        """After a window was lost: forgets contributors of which the server lacks something. A flush must still name
-        the others, which follow the head if the caller was `told` that it went back."""
+    def drop_lost(self, marks: dict[Contributor, str], info: HeadInfo, *, told: bool) -> list[str]:
+        """After a window was lost: forgets contributors of which the server lacks something, and returns the marks of
+        these. A flush must still name the others, which follow the head if the caller was `told` that it went back."""
+        dropped: list[str] = []
         if info.window_state != "open":  # what is listed then is the frozen window's
-            return
+            return dropped
         known = {session.session_id: session for session in info.sessions}
         for contributor, text in marks.items():
             session_id, mine = accepted_of(text)
@@ -241,5 +251,7 @@ class Window:
             accepted = {lane.lane: lane.accepted for lane in session.lanes} if session else {}
             if any(accepted.get(lane, 0) < count for lane, count in mine.items()):
                 self.drop(contributor)
+                dropped.append(text)
             elif told and session is not None:
                 contributor.follow(session)
+        return dropped

@@ -197,6 +197,9 @@ class Head:
         connections that a large batch is spread over, 0: by size. chunk_bytes: 0: by device. deterministic: what it
         adds to dW is bitwise independent of chunks, lanes and repeats; ranks of a head's sessions must differ then.
         spread_lanes: where heads lie over several devices, lanes are opened at each of the processes that have these.
+
+        Raises WindowLostError, once, if a session that this client had under client_key is gone with what it had added
+        to the window, since its server or replica was lost: open it again, and compute its batches of the window again.
         """
         options = library().make(s.SessionOptions)
         options.client_key = encoded(client_key, "client_key") or None

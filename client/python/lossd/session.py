@@ -27,7 +27,7 @@ from lossd._core import HeadCore
 from lossd._handles import Handle
 from lossd._library import library
 from lossd._staging import Staged, Staging, stage
-from lossd._window import Contributor
+from lossd._window import Contributor, generation_of
 from lossd.errors import CancelledError, WindowLostError
 from lossd.results import BatchResult
 
@@ -75,14 +75,33 @@ class Session:
         self._turn = _Turn()
         with self._handle as session:
             key = library().function("lossd_session_client_key")(session)
+            in_window = library().function("lossd_session_opened_in_window")(session)
         self._client_key = bytes(key).decode()
         self._contributor = Contributor(self._client_key, self._marks_of(self._handle, self._turn))
         self._executor: ThreadPoolExecutor | None = None
         self._interrupted = False  # in a compute
         self._lock = threading.Lock()
-        if self._contributor.contributed():  # an earlier process with this client_key did, perhaps in another window
-            self._contributor.resume(core.info().sessions)
-        core.window.add(self._contributor)
+        if not in_window:  # what an earlier process with this client_key added belongs to windows that have ended
+            self._contributor.begin_window(self._contributor.marks())
+        try:
+            self._tell_lost(core.window.add(self._contributor))
+        except BaseException:
+            core.window.drop(self._contributor)
+            self._handle.close()
+            raise
+
+    def _tell_lost(self, earlier: dict[Contributor, str]) -> None:
+        """`earlier`: sessions of this client_key that had added what this one does not have. Their lease has ended, and
+        the window still has it, or they are gone with it."""
+        if not earlier:
+            return
+        info = self._core.info()
+        for marks in self._core.window.drop_lost(earlier, info, told=False):
+            if generation_of(marks) >= info.generation:  # else that window has ended
+                raise WindowLostError(
+                    f"window lost: replay since generation {info.generation} of head '{self._core.name}' (what a "
+                    f"session of client_key '{self._client_key}' had added is gone from the server; it can be opened anew)"
+                )
 
     @staticmethod
     def _marks_of(handle: Handle, turn: _Turn) -> Any:

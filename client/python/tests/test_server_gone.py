@@ -197,3 +197,36 @@ def test_a_server_of_this_process_is_stopped() -> None:
         client = server.client()
     with pytest.raises(lossd.UnavailableError, match="lossd.launch has ended with status 0"):
         client.status()
+
+
+def test_what_is_lost_is_told_where_the_session_is_opened_again(tmp_path: Path) -> None:
+    server = Restartable(tmp_path, f"--checkpoint_dir={tmp_path / 'checkpoints'}", "--restore")
+    try:
+        with lossd.connect(server.target, reconnect_timeout=20) as client:
+            head = client.create_head("a", V, H, "float32", optimizer=lossd.SGD())
+            head.write_weights(WEIGHTS)
+            head.save_checkpoint("begin")
+            session = head.open_session(client_key="trainer")
+            session.compute(HIDDEN, LABELS)
+            server.kill()
+            server.start()
+            with pytest.raises(lossd.WindowLostError, match="client_key 'trainer' had added is gone"):
+                head.open_session(client_key="trainer")
+            again = head.open_session(client_key="trainer")
+            again.compute(HIDDEN, LABELS)
+            assert head.step(0.1).window_tokens == N
+    finally:
+        server.kill()
+
+
+def test_a_session_that_is_opened_again_takes_the_place_of_its_earlier_handle(restartable: Restartable) -> None:
+    with lossd.connect(restartable.target) as client:
+        head, _ = open_head(client)
+        for _ in range(2):  # in the second window from the marks of the first on
+            first = head.open_session(client_key="trainer")
+            first.compute(HIDDEN, LABELS)
+            second = head.open_session(client_key="trainer")
+            assert second.session_id == first.session_id and head.marks() == [second.marks()]
+            second.compute(HIDDEN, LABELS)
+            assert head.step(0.1).window_tokens == 2 * N
+            assert head.open_session(client_key="trainer").marks() and head.marks() == []

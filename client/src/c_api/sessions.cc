@@ -63,6 +63,10 @@ int64_t lossd_session_reconnects(const lossd_session* session) {
   return session == nullptr ? 0 : session->session.reconnects();
 }
 
+int32_t lossd_session_opened_in_window(const lossd_session* session) {
+  return session != nullptr && session->session.opened_in_window() ? 1 : 0;
+}
+
 lossd_status* lossd_session_marks(const lossd_session* session, char** json) {
   return Guarded([&]() -> absl::Status {
     if (absl::Status status = NotNull(session, "session"); !status.ok()) return status;

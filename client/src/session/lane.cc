@@ -25,6 +25,7 @@ void Lane::Adopt(const v1::OpenSessionResponse& response) {
     accepted_ = marks.accepted();
     applied_ = marks.applied();
   }
+  accepted_when_opened_ = accepted_;
   begun_ = false;
 }
 

@@ -70,6 +70,7 @@ class Lane {
   SessionLink& link() { return *link_; }
   int32_t number() const { return number_; }
   uint64_t accepted() const { return accepted_; }
+  uint64_t accepted_when_opened() const { return accepted_when_opened_; }
   uint64_t applied() const { return applied_; }
   int64_t reconnects() const { return reconnects_; }
 
@@ -94,6 +95,7 @@ class Lane {
   absl::Status displaced_;
 
   uint64_t accepted_ = 0;
+  uint64_t accepted_when_opened_ = 0;  // as OpenSession told
   uint64_t answered_ = 0;  // highest sequence with a result: the server has started it and will finish
   uint64_t applied_ = 0;
   uint64_t sent_ = 0;  // highest sequence that this process sent, or found taken when it began

@@ -127,9 +127,11 @@ void LaneSet::Adopt(const v1::OpenSessionResponse& response) {
 
 void LaneSet::Begin() {
   for (const auto& lane : lanes_) {
+    const uint64_t opened_at = lane->accepted_when_opened();
     lane->Begin();
-    // What an earlier process of the same client_key had accepted may be in the window that is open now.
-    if (lane->accepted() > 0 && !link_.head().config().frozen) link_.NoteContribution(link_.generation());
+    if (lane->accepted() > opened_at && !link_.head().config().frozen) {
+      link_.NoteTakenBefore(link_.generation());
+    }
   }
 }
 

@@ -177,6 +177,7 @@ absl::StatusOr<BatchResult> Session::Compute(const Batch& batch, const BatchOutp
 }
 absl::Status Session::ResumeAt(const std::vector<uint64_t>& sequences) { return impl_->ResumeAt(sequences); }
 SessionMarks Session::marks() const { return impl_->marks(); }
+bool Session::opened_in_window() const { return impl_->opened_in_window(); }
 const std::string& Session::id() const { return impl_->id(); }
 const std::string& Session::client_key() const { return impl_->client_key(); }
 int64_t Session::reconnects() const { return impl_->reconnects(); }

@@ -28,6 +28,7 @@ class Session::Impl {
   absl::StatusOr<BatchResult> Compute(const Batch& batch, const BatchOutputs& outputs);
   absl::Status ResumeAt(const std::vector<uint64_t>& sequences);
   SessionMarks marks() const;
+  bool opened_in_window() const { return lanes_.link().opened_in_window(); }
   const std::string& id() const { return lanes_.link().session_id(); }
   const std::string& client_key() const { return lanes_.link().options().client_key; }
   int64_t reconnects() const;

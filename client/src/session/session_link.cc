@@ -42,6 +42,15 @@ absl::Status CheckKind(const HeadConfig& made, const v1::OpenSessionResponse& no
   return absl::OkStatus();
 }
 
+// Whatever a server has accepted may be in it if that is from before this field.
+bool InWindow(const v1::OpenSessionResponse& response) {
+  if (response.frozen()) return false;
+  if (response.has_in_window()) return response.in_window();
+  const auto& lanes = response.lanes();
+  return std::any_of(lanes.begin(), lanes.end(),
+                     [](const v1::LaneMarks& lane) { return lane.accepted() > 0; });
+}
+
 }  // namespace
 
 SessionLink::SessionLink(std::shared_ptr<HeadContext> head, SessionOptions options)
@@ -175,12 +184,16 @@ bool SessionLink::IsSame(const v1::OpenSessionResponse& response) const {
 absl::Status SessionLink::CheckReplaceable(const v1::OpenSessionResponse& response) {
   const std::lock_guard lock(mutex_);
   if (session_id_.empty() || !ContributedLocked()) return absl::OkStatus();
+  const bool same_life = IsSameLifeLocked(response);
+  if (same_life && response.generation() > contributed_generation_) return absl::OkStatus();
   if (response.incarnation() != incarnation_) {
-    const bool same_set = IsSameLifeLocked(response);
-    if (same_set && response.generation() > contributed_generation_) return absl::OkStatus();
     return WindowLostError(
         head_->config().name, contributed_generation_,
-        same_set ? "the replica that had the session was lost" : "the server was restarted");
+        same_life ? "the replica that had the session was lost" : "the server was restarted");
+  }
+  if (response.has_in_window() && !response.in_window()) {
+    return WindowLostError(head_->config().name, contributed_generation_,
+                           "it came from a checkpoint, and was dropped when another replica was lost");
   }
   return absl::FailedPreconditionError(absl::StrCat(
       "session ", session_id_, " has expired at the server (its lease is ", limits_.lease_seconds(),
@@ -194,8 +207,9 @@ void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
   session_id_ = response.session_id();
   incarnation_ = response.incarnation();
   generation_ = response.generation();
-  contributed_generation_ = 0;
-  contributions_ = 0;
+  opened_in_window_ = InWindow(response);
+  contributed_generation_ = opened_in_window_ ? response.generation() : 0;
+  contributions_ = opened_in_window_ ? 1 : 0;
   next_places_.clear();
   clock_offset_ = ClockOffset();  // it may be another server
   life_ = life_of_marks_ = ServerLife::Of(response);
@@ -278,6 +292,17 @@ uint64_t SessionLink::GenerationLocked() {
 
 bool SessionLink::ContributedLocked() {
   return contributions_ > 0 && contributed_generation_ >= GenerationLocked();
+}
+
+void SessionLink::NoteTakenBefore(uint64_t generation) {
+  NoteContribution(generation);
+  const std::lock_guard lock(mutex_);
+  opened_in_window_ = true;
+}
+
+bool SessionLink::opened_in_window() const {
+  const std::lock_guard lock(mutex_);
+  return opened_in_window_;
 }
 
 bool SessionLink::contributed() {

@@ -43,8 +43,13 @@ class SessionLink {
   // otherwise the final error: window lost, or the session expired with work in it. A replica that was lost
   // takes nothing along of a window that has ended: it ended with all that was accepted.
   absl::Status CheckReplaceable(const v1::OpenSessionResponse& response);
-  // The response's session is the one that is known from now on.
+  // The response's session is the one that is known from now on. What it has in the window counts as this
+  // process's: it is lost with the session.
   void Adopt(const v1::OpenSessionResponse& response);
+  // Chunks of an earlier process were accepted while the session was being opened.
+  void NoteTakenBefore(uint64_t generation);
+  // Whether the window had something of the session when it was opened.
+  bool opened_in_window() const;
 
   // Ok if another attempt may help after a stream ended with `cause`; otherwise the error to report.
   absl::Status CheckRecoverable(const absl::Status& cause) const;
@@ -141,7 +146,8 @@ class SessionLink {
   // was aborted, and no restore, lets the session go on.
   uint64_t set_back_from_ = 0;
   uint64_t contributed_generation_ = 0;
-  int64_t contributions_ = 0;                // chunks that are or may be in the window of that generation
+  int64_t contributions_ = 0;  // chunks that are or may be in the window of that generation
+  bool opened_in_window_ = false;
   std::map<uint64_t, int64_t> next_places_;  // by generation: of the last window and the one before
   ClockOffset clock_offset_;                 // of the server that the session is at
 };

@@ -109,6 +109,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
     uint64_t restores = 0;  // of the head, so far
     // When the checkpoint of the last restore was saved, if that is known.
     std::optional<uint64_t> restored_from = {};
+    bool in_window = false;  // AccumulationLedger::InWindow
   };
   // The open session of this client, or a new one under `new_session_id`. INVALID_ARGUMENT if it is open with
   // another number of lanes, or deterministic only here or there.

@@ -20,8 +20,10 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
   absl::StatusOr<SessionTable::Opened> opened =
       sessions_.Open(client_key, rank, lanes, new_session_id, deterministic, memory);
   if (!opened.ok()) return opened.status();
-  return SessionInfo{std::move(opened->session_id), window_.generation(), std::move(opened->lanes),
-                     history_.restores(), history_.restored_from()};
+  SessionInfo info{std::move(opened->session_id), window_.generation(), std::move(opened->lanes),
+                   history_.restores(), history_.restored_from()};
+  info.in_window = sessions_.InWindow(info.session_id);
+  return info;
 }
 
 absl::StatusOr<bool> Head::NeedsGradient(const std::string& client_key, int32_t rank) {

@@ -156,6 +156,7 @@ absl::Status LossService::Open(const v1::OpenSessionRequest& request, const std:
   response->set_hidden_size(config.hidden_size);
   response->set_weight_dtype(ToProto(config.weight_type));
   response->set_is_new(opened->is_new);
+  response->set_in_window(opened->info.in_window);
   response->set_has_class_weights(config.class_weights != nullptr);
   response->set_frozen(config.weight_gradients == engine::WeightGradients::kFrozen);
   response->set_has_bias(config.bias);

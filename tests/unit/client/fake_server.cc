@@ -50,6 +50,7 @@ grpc::Status FakeServer::Open(const v1::OpenSessionRequest& request, v1::OpenSes
     response->set_history(history_);
   }
   response->set_restores(restores_);
+  if (in_window) response->set_in_window(*in_window);
   *response->mutable_limits() = limits;
   for (int i = 0; i < lanes; ++i) {
     auto* marks = response->add_lanes();
@@ -70,6 +71,7 @@ grpc::Status FakeServer::Open(const v1::OpenSessionRequest& request, v1::OpenSes
 grpc::Status FakeServer::Attach(const v1::ComputeStart& start, Stream* stream, v1::ComputeReady* ready) {
   const std::lock_guard lock(mutex_);
   ++observed_.streams;
+  if (loss_before_streams) LoseLocked(*std::exchange(loss_before_streams, std::nullopt));
   if (start.incarnation() != incarnation_) return PositionError(StatusCode::ABORTED, "another incarnation");
   for (auto& [key, session] : sessions_) {
     if (session.id != start.session_id()) continue;

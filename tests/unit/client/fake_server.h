@@ -65,8 +65,8 @@ class FakeServer {
   // As another process that is killed: its connections break, and no new ones are taken.
   void Stop();
 
-  // One of a set of replicas, whose windows have this history. Other replicas' sessions that are opened here are
-  // at `sessions_at`, whose calls about them are passed on; null: they are here.
+  // One of a set of replicas, whose windows have this history. Other replicas' sessions that are opened here
+  // are at `sessions_at`, whose calls about them are passed on; null: they are here.
   void BecomeReplica(uint64_t history, const std::string& incarnation);
   FakeServer* sessions_at = nullptr;
   // The replica is lost, started anew and filled: its sessions are gone, and this is what the set is at.
@@ -77,7 +77,9 @@ class FakeServer {
     uint64_t restores = 0;  // more than before
   };
   void Lose(const Loss& is);
-  Loss loss;  // of Fate::kReplicaLost
+  Loss loss;                                // of Fate::kReplicaLost
+  std::optional<Loss> loss_before_streams;  // before the next stream of a session
+  std::optional<bool> in_window;            // as OpenSession tells it; unset: an old server
 
   struct Observed {
     std::vector<int> stream_lanes;  // of each stream, in the order of their starts

@@ -45,6 +45,15 @@ class ReplicasTest : public testing::SessionTest {
     if (status.ok()) data.ExpectOutputs();
     return status;
   }
+  // Adds nothing to the window, also where it is not known yet that the stream has ended.
+  static absl::Status Look(Session& session) {
+    Data data(6);
+    Batch batch = data.batch();
+    batch.mode = ComputeMode::kLossOnly;
+    BatchOutputs outputs = data.outputs();
+    outputs.dx = nullptr;
+    return session.Compute(batch, outputs).status();
+  }
   // Chunk `sequence` meets this the first time that it arrives.
   void ScriptOther(uint64_t sequence, Fate fate) {
     other_.on_chunk = [sequence, fate](uint64_t arrived, int attempt) {
@@ -186,8 +195,44 @@ TEST_F(ReplicasTest, AReplicaWithoutItsWorkIsReplacedWithoutAWord) {
   ASSERT_TRUE(Compute(session).ok());
   ASSERT_TRUE(head_->ApplyStep({.generation = 1}, std::vector{session.marks()}).ok());
   other_.Lose({.incarnation = "replica-1 again", .generation = 2});
-  const absl::Status status = Compute(session);
+  const absl::Status status = Look(session);
   EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(session.marks().incarnation, "replica-1 again");
+  EXPECT_TRUE(Compute(session).ok());
+}
+
+// As one that was restored is, when any replica is lost.
+TEST_F(ReplicasTest, AWindowThatTheServerHasDroppedIsLostThoughTheServerIsNot) {
+  Session session = Open();
+  ASSERT_TRUE(Compute(session).ok());
+  other_.in_window = false;
+  LoseBefore(4, {.incarnation = "replica-1", .generation = 1});
+  const absl::Status lost = Compute(session);
+  EXPECT_TRUE(IsWindowLost(lost)) << lost;
+}
+
+TEST_F(ReplicasTest, ASessionThatIsOpenedAgainIsLostWithWhatItHadInTheWindow) {
+  {
+    Session before = Open();
+    ASSERT_TRUE(Compute(before).ok());
+  }
+  other_.in_window = true;
+  other_.loss_before_streams = FakeServer::Loss{.incarnation = "replica-1 again", .generation = 1};
+  const auto again = head_->OpenSession({.client_key = "trainer", .lanes = 1});
+  EXPECT_TRUE(IsWindowLost(again.status())) << again.status();
+}
+
+TEST_F(ReplicasTest, ASessionThatIsOpenedAgainWithNothingInTheWindowIsReplacedWithoutAWord) {
+  {
+    Session before = Open();
+    ASSERT_TRUE(Compute(before).ok());
+    ASSERT_TRUE(head_->ApplyStep({.generation = 1}, std::vector{before.marks()}).ok());
+  }
+  other_.in_window = false;
+  other_.loss_before_streams = FakeServer::Loss{.incarnation = "replica-1 again", .generation = 2};
+  Session again = Open();
+  EXPECT_FALSE(again.opened_in_window());
+  EXPECT_TRUE(Compute(again).ok());
 }
 
 // What it was called before says nothing of where its sessions are now.
@@ -198,8 +243,9 @@ TEST_F(ReplicasTest, TheServerThatIsCalledHasItsSessionsAlsoWhenItIsStartedAnew)
   ASSERT_TRUE(Compute(session).ok());
   ASSERT_TRUE(head_->ApplyStep({.generation = 1}, std::vector{session.marks()}).ok());
   fake_.Lose({.incarnation = "replica-0 again", .generation = 2});
-  const absl::Status status = Compute(session);
+  const absl::Status status = Look(session);
   EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(Compute(session).ok());
   EXPECT_THAT(TargetsOf(session), Each(fake_.target()));
 }
 

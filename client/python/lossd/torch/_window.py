@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lossd.errors import AlreadyExistsError
+from lossd.errors import AlreadyExistsError, WindowLostError
 from lossd.torch._stepping import UnsteppedHeadWarning, optimizer_steps
 from lossd.torch.distributed import all_do, first_rank_does, gather_objects, world_size
 
@@ -82,7 +82,10 @@ class HeadWindow:
             if self._session is not None:
                 self._session_options["client_key"] = self._session.client_key
             self._session = None
-            self._session = self.head.open_session(rank=self.rank, **self._session_options)
+            try:
+                self._session = self.head.open_session(rank=self.rank, **self._session_options)
+            except WindowLostError:  # which is why it is opened again
+                self._session = self.head.open_session(rank=self.rank, **self._session_options)
             self._consumed = ()  # unlike any contributions
 
     def close(self) -> None:

@@ -18,9 +18,14 @@ import lossd
 from lossd.torch import RemoteHead
 from lossd.torch.pipelining import PipelineLoss
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "python"))
+ROOT = Path(__file__).parents[4]
+sys.path[:0] = [
+    str(ROOT / folder)
+    for folder in ("client/examples/python", "tests/integration/replicas", "tests/integration/python_client")
+]
 
 import pipeline  # noqa: E402
+from replica_servers import ReplicaServers  # noqa: E402
 
 CASES = [f"{schedule}-{tail}" for schedule in ranks.SCHEDULES for tail in ranks.TAILS]
 WEIGHTS = np.random.default_rng(6).standard_normal((ranks.VOCABULARY, ranks.HIDDEN), np.float32)
@@ -82,15 +87,32 @@ def test_losses_need_the_last_stage_and_the_count(client: lossd.Client, name: st
     assert loss.begin_step(torch.tensor([1, -100, 3]), SimpleNamespace(scale_grads=False)) == 2
 
 
-@pytest.mark.parametrize("pipelines", [1, 2])
-def test_example_learns(server: lossd.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipelines: int) -> None:
-    output = tmp_path / "result.json"
-    arguments = ["--server", server.target, "--steps", "12", "--json", str(output), "--pipelines", str(pipelines)]
+def run_example(target: str, pipelines: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    output = folder / "result.json"
+    arguments = ["--server", target, "--steps", "12", "--json", str(output), "--pipelines", str(pipelines)]
     monkeypatch.setattr(sys, "argv", [pipeline.__file__, *arguments])
     assert pipeline.main() == 0
-    result = json.loads(output.read_text())
-    assert len(result["losses"]) == 12
-    assert result["losses"][-1] < 0.8 * result["losses"][0]
+    losses: list[float] = json.loads(output.read_text())["losses"]
+    return losses
+
+
+@pytest.mark.parametrize("pipelines", [1, 2])
+def test_example_learns(server: lossd.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipelines: int) -> None:
+    losses = run_example(server.target, pipelines, tmp_path, monkeypatch)
+    assert len(losses) == 12
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_example_of_two_pipelines_learns_the_same_over_two_replicas(
+    server: lossd.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = run_example(server.target, 2, tmp_path, monkeypatch)
+    with ReplicaServers(str(lossd.server.find_program()), tmp_path / "servers", 2) as replicas:
+        over_two = run_example(",".join(replicas.targets), 2, tmp_path, monkeypatch)
+        for target in replicas.targets:  # a session at each
+            with lossd.connect(target) as client:
+                assert client.status().tokens_applied > 0
+    assert over_two == pytest.approx(alone, rel=1e-5)
 
 
 def split_losses(loss: PipelineLoss, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -104,6 +104,15 @@ std::vector<SessionMarks> AccumulationLedger::WindowMarks() const {
   return all;
 }
 
+bool AccumulationLedger::InWindow(absl::string_view session_id) const {
+  const auto found = sessions_.find(session_id);
+  if (found == sessions_.end()) return false;
+  const std::string& client_key = found->second.client_key;
+  return std::any_of(sessions_.begin(), sessions_.end(), [&client_key](const auto& entry) {
+    return entry.second.client_key == client_key && entry.second.contributed();
+  });
+}
+
 absl::Status AccumulationLedger::Match(std::span<const SessionMarks> named) const {
   std::set<std::pair<absl::string_view, int32_t>> seen;
   for (const SessionMarks& marks : named) {

@@ -88,6 +88,9 @@ class AccumulationLedger {
   // What a flush has to name: the marks of every session that accepted a chunk in this window; of one that is
   // sealed, as they were then.
   std::vector<SessionMarks> WindowMarks() const;
+  // Whether this session, or one before it of the same client, has accepted a chunk in this window or, while
+  // that is sealed, in the one behind it.
+  bool InWindow(absl::string_view session_id) const;
   // Ok if `named` gives exactly the accepted mark of every lane that contributed (and of any other lane it
   // names). Otherwise FAILED_PRECONDITION naming the first difference.
   absl::Status Match(std::span<const SessionMarks> named) const;

@@ -134,6 +134,7 @@ class SessionTable {
   // See AccumulationLedger.
   absl::Status Match(std::span<const SessionMarks> named) const { return ledger_.Match(named); }
   std::vector<SessionMarks> WindowMarks() const { return ledger_.WindowMarks(); }
+  bool InWindow(absl::string_view session_id) const { return ledger_.InWindow(session_id); }
   bool WindowEmpty() const { return ledger_.WindowEmpty(); }
   uint64_t last_number() const { return ledger_.last_number(); }  // that a session was given
   // Whether these two name the same, but for lanes that have added nothing to the window that began with
