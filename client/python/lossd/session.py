@@ -100,7 +100,7 @@ class Session:
             if generation_of(marks) >= info.generation:  # else that window has ended
                 raise WindowLostError(
                     f"window lost: replay since generation {info.generation} of head '{self._core.name}' (what a "
-                    f"session of client_key '{self._client_key}' had added is gone from the server; it can be opened anew)"
+                    f"session of client_key '{self._client_key}' had added is gone; it can be opened anew)"
                 )
 
     @staticmethod
