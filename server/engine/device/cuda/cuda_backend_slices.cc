@@ -60,8 +60,8 @@ absl::Status CudaBackend::SumMatrices(const CudaGradient& gradient, Communicator
   return DeviceFailed(KeepTallies());
 }
 
-// Of two replicas each steps both slices. Of more, reading every slice at two of them would take nearly twice
-// of what sending sums on takes.
+// Where there are two replicas each steps both slices. With more, reading every slice at two of them would
+// take nearly twice of what sending sums on takes.
 absl::StatusOr<const float*> CudaBackend::FindOther(const CudaGradient& gradient, Communicator* replicas) {
   if (shard_.replicas != 2) return nullptr;
   std::shared_ptr<PeerGradients> peers = peers_.lock();

@@ -16,8 +16,8 @@
 
 namespace lossd::engine {
 
-// Of one head and one communicator, which keeps it and ends it: an epoch of replicas must not hold memory of
-// one that is gone. The device's owner thread makes all calls but Close.
+// Belongs to one head and one communicator, which keeps it and ends it: an epoch of replicas must not hold
+// memory of one that is gone. The device's owner thread makes all calls but Close.
 class PeerGradients {
  public:
   // For the current device.
