@@ -22,7 +22,7 @@ struct Told {
   int64_t place = 0;  // in the handle's allocation
   // For ranks of the same process.
   int64_t process = 0;
-  int64_t address = 0;
+  char* address = nullptr;
 };
 using Words = std::array<int64_t, sizeof(Told) / sizeof(int64_t)>;
 static_assert(sizeof(Words) == sizeof(Told) && std::tuple_size_v<Words> <= Communicator::kMostValues);
@@ -67,7 +67,7 @@ int64_t ThisProcess() {
 }
 
 Told Describe(void* memory) {
-  Told told{.process = ThisProcess(), .address = reinterpret_cast<int64_t>(memory)};
+  Told told{.process = ThisProcess(), .address = static_cast<char*>(memory)};
   if (PlaceInAllocation(memory, &told.place).ok() &&
       cudaIpcGetMemHandle(&told.handle, memory) == cudaSuccess) {
     told.has_handle = 1;
@@ -132,8 +132,8 @@ Result PeerMemory::Create(Communicator* communicator, void* memory, int64_t byte
       place = static_cast<char*>(memory);
     } else if (told.process != own.process) {
       place = made.Open(told.handle, told.has_handle != 0, told.place);
-    } else if (among == Among::kThreadsToo && ReachWithin(reinterpret_cast<void*>(told.address))) {
-      place = reinterpret_cast<char*>(told.address);
+    } else if (among == Among::kThreadsToo && ReachWithin(told.address)) {
+      place = told.address;
     }
     if (place == nullptr) {
       (void)cudaGetLastError();
