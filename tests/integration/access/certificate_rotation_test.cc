@@ -139,7 +139,7 @@ TEST_F(CertificateRotationTest, APairThatIsReplacedWhileItIsReadIsReadAgain) {
   std::thread replaces([&] {
     for (bool other = false; !over; other = !other) {
       client_files_.Put(other ? "client-0b" : Of("client", 0), {Of("ca", 0)});
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // as no five looks in a row can meet
     }
   });
   for (int i = 0; i < 200; ++i) {
