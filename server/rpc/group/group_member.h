@@ -35,6 +35,9 @@ struct GroupMemberOptions {
   // Told once, by one of the member's threads, when the leader has been silent for rank_timeout or is gone
   // without an end in order. A command may be under way then, and never return: the process should end here.
   std::function<void(const absl::Status& why)> on_lost;
+  // When the leader has ended the group in order, by the thread that reads the stream: it must not wait long,
+  // nor destroy the member. May be null.
+  std::function<void()> on_end = nullptr;
   // When serving() has become something else, by the thread that reads the stream: it must not wait, nor
   // destroy the member. May be null.
   std::function<void(Serving serving)> on_serving = nullptr;

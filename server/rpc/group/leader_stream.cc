@@ -13,12 +13,8 @@ using group::v1::MemberMessage;
 using kernels::collectives::Code;
 using kernels::collectives::Result;
 
-LeaderStream::LeaderStream(group::v1::GroupService::Stub* stub, absl::Duration rank_timeout, Lost on_lost,
-                           ServingChanged on_serving)
-    : stub_(stub),
-      rank_timeout_(rank_timeout),
-      on_lost_(std::move(on_lost)),
-      on_serving_(std::move(on_serving)) {}
+LeaderStream::LeaderStream(group::v1::GroupService::Stub* stub, absl::Duration rank_timeout, Events events)
+    : stub_(stub), rank_timeout_(rank_timeout), events_(std::move(events)) {}
 
 LeaderStream::~LeaderStream() {
   const engine::MutexLock lock(mutex_);
@@ -59,7 +55,7 @@ void LeaderStream::OnDone(const grpc::Status& status) {
     }
     why = lost_;
   }
-  if (news && on_lost_ != nullptr) on_lost_(why);
+  if (news && events_.on_lost != nullptr) events_.on_lost(why);
   const engine::MutexLock lock(mutex_);
   done_ = true;  // from here on the destructor does not wait
   changed_.NotifyAll();
@@ -86,7 +82,7 @@ void LeaderStream::Beat() {
   }
   // The leader may still hear this rank, which it does not know to be deaf.
   context_.TryCancel();
-  if (on_lost_ != nullptr) on_lost_(why);
+  if (events_.on_lost != nullptr) events_.on_lost(why);
 }
 
 // Messages
@@ -118,6 +114,7 @@ void LeaderStream::LeaveInOrder() {
 void LeaderStream::OnReadDone(bool ok) {
   std::optional<Serving> news;
   bool interrupts = false;
+  bool ends = false;
   {
     const engine::MutexLock lock(mutex_);
     if (!ok) {
@@ -128,11 +125,13 @@ void LeaderStream::OnReadDone(bool ok) {
     interrupts = incoming_.command().interrupts();
     const Serving before = serving_;
     Take();
+    ends = incoming_.has_end();
     if (serving_ != before) news = serving_;
     changed_.NotifyAll();
   }
   // The next message, which may bring other news, has yet to be read.
-  if (news.has_value() && on_serving_ != nullptr) on_serving_(*news);
+  if (news.has_value() && events_.on_serving != nullptr) events_.on_serving(*news);
+  if (ends && events_.on_end != nullptr) events_.on_end();
   if (interrupts) {
     const engine::MutexLock lock(interrupt_mutex_);
     if (interrupt_ != nullptr) interrupt_(incoming_.command().command());

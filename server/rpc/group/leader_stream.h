@@ -32,11 +32,16 @@ class LeaderStream final
   using Clock = std::chrono::steady_clock;
   using Lost = std::function<void(const absl::Status&)>;
 
+  using Ended = std::function<void()>;
   using ServingChanged = std::function<void(Serving)>;
 
-  // Both may be null.
-  LeaderStream(group::v1::GroupService::Stub* stub, absl::Duration rank_timeout, Lost on_lost,
-               ServingChanged on_serving);
+  // What GroupMemberOptions says of them; all may be null.
+  struct Events {
+    Lost on_lost;
+    Ended on_end;
+    ServingChanged on_serving;
+  };
+  LeaderStream(group::v1::GroupService::Stub* stub, absl::Duration rank_timeout, Events events);
   ~LeaderStream() override;
 
   // Shows the token, says hello and waits for the welcome. Otherwise what the leader refused it with,
@@ -89,14 +94,13 @@ class LeaderStream final
   void Write(std::shared_ptr<const group::v1::MemberMessage> message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After the end, once everything is written.
   void LeaveInOrder() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // True if this is news: `on_lost_` is to be called, unlocked.
+  // True if this is news: `on_lost` is to be called, unlocked.
   bool Lose(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string WhoIsMissing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   group::v1::GroupService::Stub* const stub_;
   const absl::Duration rank_timeout_;
-  const Lost on_lost_;
-  const ServingChanged on_serving_;
+  const Events events_;
   grpc::ClientContext context_;
   group::v1::LeaderMessage incoming_;
 

@@ -63,6 +63,9 @@ engine::ReplicaNetwork NetworkOf(const ReplicaSetOptions& options) {
           .connect_timeout = absl::ToChronoMilliseconds(connecting)};
 }
 
+// It has ended the epoch in order, since it has heard of a loss or leaves itself.
+absl::Status CoordinatorLeft() { return absl::UnavailableError("replica 0 has left"); }
+
 // Where all replicas have met, until one is lost: whoever notices it aborts their connection. Losses come
 // before there is one, or after.
 class Meeting {
@@ -247,7 +250,7 @@ class MeetingReplica final : public ReplicaSet {
 
   // Who waits for the end of a window has to ask again.
   void TellAllWaiting(const absl::Status& why);
-  // Sets what Whole() says, and logs it if it is news.
+  // Sets what Whole() says, and logs it if it is news. Unless all are there nobody is asked any more.
   void Tell(const absl::Status& whole);
   bool Sleep(absl::Duration duration);
   bool stopping() const {
@@ -310,6 +313,10 @@ void MeetingReplica::Tell(const absl::Status& whole) {
     const engine::MutexLock lock(mutex_);
     news = whole_ != whole;
     whole_ = whole;
+    if (!whole.ok()) {
+      coordination_ = nullptr;
+      to_coordinator_ = nullptr;
+    }
     changed_.NotifyAll();
   }
   engine_->replicas().NoteWhole(whole);
@@ -339,11 +346,13 @@ void MeetingReplica::Run() {
       meeting_ = meeting;
     }
     const absl::Status ended = options_.place.coordinates() ? Coordinate(meeting) : Follow(meeting);
+    // An exchange may wait for replicas that have left it, and does not notice by itself.
+    meeting->Lose(ended);
+    Tell(ended);
     // What is still under way comes to nothing, or to what the next hello says.
     AwaitQuiet();
     engine_->LeaveEpoch();
     if (stopping()) return;
-    Tell(ended);
     pause = absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended) ? kPause : kLongPause;
   } while (Sleep(pause));
 }
@@ -390,10 +399,8 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
   }
   Tell(absl::OkStatus());
   while (meeting->lost().ok() && !stopping()) meeting->AwaitLoss(absl::Seconds(1));
-  {
-    const engine::MutexLock lock(mutex_);
-    coordination_ = nullptr;
-  }
+  if (stopping()) meeting->Lose(absl::CancelledError("this replica leaves"));
+  Tell(meeting->lost());
   coordination->epoch->Close();
   return meeting->lost();
 }
@@ -404,7 +411,8 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
                              .identity = options_.identity,
                              .rank = options_.place.replica,
                              .rank_timeout = options_.replica_timeout,
-                             .on_lost = [meeting](const absl::Status& why) { meeting->Lose(why); }};
+                             .on_lost = [meeting](const absl::Status& why) { meeting->Lose(why); },
+                             .on_end = [meeting] { meeting->Lose(CoordinatorLeft()); }};
   options.start_timeout = kSearch;
   absl::StatusOr<std::unique_ptr<GroupMember>> member = GroupMember::Join(options);
   if (absl::IsDeadlineExceeded(member.status())) {
@@ -424,16 +432,14 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
     to_coordinator_ = (*member)->channel();
   }
   Tell(absl::OkStatus());
-  const absl::Status ended = (*member)->Answer(
+  absl::Status ended = (*member)->Answer(
       [this, &replicas, &meeting](const std::string& command, GroupMember::Reply reply) {
         Take(command, std::move(reply), replicas, meeting);
       },
       [this] { return stopping(); });
-  {
-    const engine::MutexLock lock(mutex_);
-    to_coordinator_ = nullptr;
-  }
-  return ended.ok() ? absl::UnavailableError("replica 0 has left") : ended;
+  if (ended.ok()) ended = CoordinatorLeft();
+  Tell(ended);
+  return ended;
 }
 
 absl::StatusOr<Settling> MeetingReplica::Agree(

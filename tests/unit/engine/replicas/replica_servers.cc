@@ -87,15 +87,10 @@ class HeadPart : public ReplicaPart {
   const std::shared_ptr<const ReplicaCommunicators> replicas_;
 };
 
-std::unique_ptr<Device> DeviceOf(int32_t ranks) {
-  if (ranks == 1) return *CreateCpuDevice(kWorkspaceBytes);
-  return *CreateRankThreads({.ranks = ranks, .workspace_bytes = kWorkspaceBytes});
-}
-
 }  // namespace
 
-ReplicaServer::ReplicaServer(EngineOptions options, int32_t ranks)
-    : engine_(*Engine::Create(std::move(options), DeviceOf(ranks))) {}
+ReplicaServer::ReplicaServer(EngineOptions options, std::unique_ptr<Device> device)
+    : engine_(*Engine::Create(std::move(options), std::move(device))) {}
 
 void ReplicaServer::CreateHead(const HeadConfig& config) {
   const absl::StatusOr<std::shared_ptr<Head>> created = engine_->CreateHead(config);
@@ -193,12 +188,13 @@ HeadConfig ReplicaServers::FlushedHead() {
 }
 
 ReplicaServers::ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together,
-                               FindPart find_part, Customize customize)
+                               FindPart find_part, Customize customize, Wrap wrap)
     : replicas_(size.replicas),
       ranks_(size.ranks),
       end_together_(std::move(end_together)),
       find_part_(std::move(find_part)),
-      customize_(std::move(customize)) {
+      customize_(std::move(customize)),
+      wrap_(std::move(wrap)) {
   const bool by_calls = end_together_ == nullptr && replicas_ > 1;
   if (by_calls) {
     end_together_ = [this](std::shared_ptr<Head> head, WindowEnd end) {
@@ -207,7 +203,7 @@ ReplicaServers::ReplicaServers(const SetSize& size, const HeadConfig& config, En
     find_part_ = [this](const Head& /*head*/, int32_t replica) { return Reach(replica); };
   }
   for (int32_t replica = 0; replica < replicas_; ++replica) {
-    servers_.push_back(std::make_unique<ReplicaServer>(OptionsOf(replica), ranks_));
+    servers_.push_back(std::make_unique<ReplicaServer>(OptionsOf(replica), DeviceOf(replica)));
     servers_.back()->CreateHead(config);
   }
   if (by_calls) Connect();
@@ -235,10 +231,17 @@ EngineOptions ReplicaServers::OptionsOf(int32_t replica) const {
   return options;
 }
 
+std::unique_ptr<Device> ReplicaServers::DeviceOf(int32_t replica) const {
+  std::unique_ptr<Device> device =
+      ranks_ == 1 ? *CreateCpuDevice(kWorkspaceBytes)
+                  : *CreateRankThreads({.ranks = ranks_, .workspace_bytes = kWorkspaceBytes});
+  return wrap_ == nullptr ? std::move(device) : wrap_(replica, std::move(device));
+}
+
 void ReplicaServers::Replace(int32_t replica) {
   std::unique_ptr<ReplicaServer>& server = servers_[static_cast<size_t>(replica)];
   server.reset();
-  server = std::make_unique<ReplicaServer>(OptionsOf(replica), ranks_);
+  server = std::make_unique<ReplicaServer>(OptionsOf(replica), DeviceOf(replica));
 }
 
 EndingReplicas ReplicaServers::Others() {

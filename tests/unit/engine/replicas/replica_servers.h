@@ -32,7 +32,7 @@ inline void PrintTo(const SetSize& size, std::ostream* out) { *out << size.repli
 class ReplicaServer {
  public:
   // Without a head.
-  ReplicaServer(EngineOptions options, int32_t ranks);
+  ReplicaServer(EngineOptions options, std::unique_ptr<Device> device);
   void CreateHead(const HeadConfig& config);
 
   Engine& engine() { return *engine_; }
@@ -69,6 +69,8 @@ class ReplicaServers {
   using EndTogether = std::function<void(std::shared_ptr<Head>, WindowEnd)>;
   // What else an engine is given, whenever one is made.
   using Customize = std::function<void(int32_t replica, EngineOptions& options)>;
+  // What stands before the device of a server.
+  using Wrap = std::function<std::unique_ptr<Device>(int32_t replica, std::unique_ptr<Device> device)>;
   using FindPart = std::function<absl::StatusOr<std::shared_ptr<ReplicaPart>>(const Head&, int32_t replica)>;
   static constexpr int64_t kVocab = 37;
   static constexpr int64_t kHidden = 6;
@@ -77,7 +79,7 @@ class ReplicaServers {
   // when its head is to end a window; by default it ends it with the others of this process, by calls.
   // `find_part`: likewise, how it reaches one of them.
   ReplicaServers(const SetSize& size, const HeadConfig& config, EndTogether end_together = nullptr,
-                 FindPart find_part = nullptr, Customize customize = nullptr);
+                 FindPart find_part = nullptr, Customize customize = nullptr, Wrap wrap = nullptr);
   ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together = nullptr,
                  FindPart find_part = nullptr)
       : ReplicaServers(SetSize{replicas}, config, std::move(end_together), std::move(find_part)) {}
@@ -131,6 +133,7 @@ class ReplicaServers {
 
  private:
   EngineOptions OptionsOf(int32_t replica) const;
+  std::unique_ptr<Device> DeviceOf(int32_t replica) const;
   void Connect();
   EndingReplicas Others();
   std::shared_ptr<ReplicaPart> Reach(int32_t replica);
@@ -140,6 +143,7 @@ class ReplicaServers {
   EndTogether end_together_;
   FindPart find_part_;
   Customize customize_;
+  Wrap wrap_;
 
   std::shared_ptr<CoordinatedEpoch> epoch_ = std::make_shared<CoordinatedEpoch>();
   std::vector<std::unique_ptr<ReplicaServer>> servers_;

@@ -32,7 +32,8 @@ class SetUnderTest {
   explicit SetUnderTest(int32_t replicas) : SetUnderTest(SetSize{replicas}) {}
   explicit SetUnderTest(const SetSize& size, const HeadConfig& config = ReplicaServers::AdamWHead(),
                         FaultProxy::Plan plan = {}, std::optional<EndingPhase> cut_in = {},
-                        const ReplicaServers::Customize& customize = nullptr)
+                        const ReplicaServers::Customize& customize = nullptr,
+                        ReplicaServers::Wrap wrap = nullptr)
       : replicas_(size.replicas),
         port_(FreePort()),
         // Those that are cut while they connect wait for several times as long.
@@ -48,7 +49,8 @@ class SetUnderTest {
             [this, customize](int32_t replica, engine::EngineOptions& options) {
               if (replica == 0) CustomizeCoordinator(options);
               if (customize != nullptr) customize(replica, options);
-            }),
+            },
+            std::move(wrap)),
         proxy_(
             "127.0.0.1:" + std::to_string(port_), std::move(plan),
             {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}) {

@@ -1,0 +1,112 @@
+// What replicas exchange hangs or fails at one of them: all meet again, and nobody has to be killed for it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "tests/unit/engine/replicas/faulty_exchanges.h"
+#include "tests/unit/rpc/replicas/set_under_test.h"
+
+namespace lossd::rpc::faulty_exchange_test {
+namespace {
+
+using engine::StepRequest;
+using engine::testing::ExchangeFaults;
+using engine::testing::ReplicaServers;
+using kernels::collectives::Code;
+using kernels::collectives::Result;
+using replica_set_test::SetUnderTest;
+using ::testing::HasSubstr;
+
+constexpr StepRequest kStep = {.learning_rate = 1e-2};
+
+void Pause() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
+
+// Two replicas.
+class FaultyExchangeTest : public ::testing::Test {
+ protected:
+  // An exchange of this replica's hangs until its connection is aborted.
+  void Hang(int32_t replica) {
+    faults(replica).Arm([this](const std::function<bool()>& aborted) {
+      hanging_ = true;
+      while (!aborted()) Pause();
+      return Result(Code::kAborted, "aborted");
+    });
+  }
+  // Once that one hangs, one of this replica's fails.
+  void FailThen(int32_t replica) {
+    faults(replica).Arm([this](const std::function<bool()>& /*aborted*/) {
+      AwaitHanging();
+      return Result(Code::kPeerLost, "as the test has it");
+    });
+  }
+  void AwaitHanging() const {
+    while (!hanging_) Pause();
+  }
+  absl::StatusOr<engine::StepResult> StepUntilAnswered() {
+    return SetUnderTest::UntilAnswered(
+        [this] { return set_.servers().BeginStep(1, set_.servers().Marks(), kStep); });
+  }
+  ExchangeFaults& faults(int32_t replica) { return faults_[static_cast<size_t>(replica)]; }
+
+  std::atomic<bool> hanging_ = false;
+  std::array<ExchangeFaults, 2> faults_;
+  SetUnderTest set_{engine::testing::SetSize{2},
+                    ReplicaServers::AdamWHead(),
+                    {},
+                    {},
+                    nullptr,
+                    [this](int32_t replica, std::unique_ptr<engine::Device> device) {
+                      return CreateFaultyDevice(std::move(device), &faults(replica));
+                    }};
+};
+
+TEST_F(FaultyExchangeTest, WhatHangsIsAbortedWhenTheCoordinatorEndsTheEpoch) {
+  set_.MeetAll();
+  for (int32_t replica = 0; replica < 2; ++replica) set_.servers().at(replica).Compute(7, 3);
+  Hang(1);
+  FailThen(0);
+  const absl::StatusOr<engine::StepResult> step = StepUntilAnswered();
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_EQ(step->window_tokens, 6U);
+  EXPECT_EQ(set_.servers().at(1).engine().replicas().Read().epochs, 2U);
+}
+
+TEST_F(FaultyExchangeTest, WhoHangsWhileItIsFilledIsFilledInTheNextEpoch) {
+  set_.MeetAll();
+  Hang(1);
+  FailThen(0);
+  set_.Replace(1);
+  AwaitHanging();
+  set_.AwaitWhole();
+  EXPECT_EQ(set_.servers().at(1).Weights(), set_.servers().at(0).Weights());
+}
+
+TEST_F(FaultyExchangeTest, WhoIsMissingIsNamedBeforeWhatHangsHasEnded) {
+  set_.MeetAll();
+  std::atomic<bool> released = false;
+  faults(0).Arm([&](const std::function<bool()>& /*aborted*/) {
+    hanging_ = true;
+    while (!released) Pause();
+    return Result(Code::kAborted, "aborted");
+  });
+  set_.servers().at(0).Compute(7, 3);
+  auto asked = set_.servers().BeginStep(1, set_.servers().Marks(), kStep);
+  AwaitHanging();
+  set_.Leave(1);
+  const auto missing = [&] { return set_.set(0).FindPart(*set_.servers().at(0).head(), 1).status(); };
+  while (missing().ok()) Pause();
+  EXPECT_THAT(std::string(missing().message()), HasSubstr("replica 1"));
+  EXPECT_FALSE(set_.set(0).Whole().ok());
+  released = true;
+  EXPECT_TRUE(absl::IsUnavailable(ReplicaServers::Answer(std::move(asked)).status()));
+}
+
+}  // namespace
+}  // namespace lossd::rpc::faulty_exchange_test
