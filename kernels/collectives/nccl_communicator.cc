@@ -34,9 +34,11 @@ class Pause {
   int32_t nanoseconds_ = 1000;
 };
 
+// CUDA's errors stay: all that comes behind one fails, but for memory that there is not enough of.
 Result CudaResult(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return {};
-  return {Code::kFailed, std::string(what) + ": " + cudaGetErrorString(status)};
+  const Code code = status == cudaErrorMemoryAllocation ? Code::kFailed : Code::kDeviceFailed;
+  return {code, std::string(what) + ": " + cudaGetErrorString(status)};
 }
 
 struct FreeDevice {

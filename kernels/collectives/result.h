@@ -15,6 +15,7 @@ enum class Code {
   kPeerLost,         // a rank died, aborted or closed its connection
   kMismatch,         // ranks call different operations, or disagree about sizes
   kAborted,          // Abort() was called here
+  kDeviceFailed,     // the device of this rank: nothing will work there any more
   kFailed,           // anything else
 };
 

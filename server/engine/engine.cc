@@ -168,9 +168,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
     if (!gradient.ok()) return gradient.status();
     environment.second_gradient = *std::move(gradient);
   }
-  environment.on_device_failure = [this](const absl::Status& status) {
-    if (!device_failed_.exchange(true)) options_.on_device_failure(status);
-  };
+  environment.on_device_failure = [this](const absl::Status& status) { OnDeviceFailure(status); };
   auto head =
       std::make_shared<Head>(config, std::move(environment), *std::move(backend), *std::move(reservation));
   const MutexLock lock(mutex_);
@@ -229,6 +227,10 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::FindHead(const std::string& name) 
   const auto it = heads_.find(name);
   if (it == heads_.end()) return UnknownHead(name);
   return it->second;
+}
+
+void Engine::OnDeviceFailure(const absl::Status& status) {
+  if (!device_failed_.exchange(true)) options_.on_device_failure(status);
 }
 
 void Engine::AwaitExchanges() {

@@ -223,6 +223,9 @@ class Engine {
   // Waits for what replicas exchange or publish, as far as it was asked for (Head::SumPart, StepPart,
   // ServeGather, PublishPrepared).
   void AwaitExchanges();
+  // The device has failed where no head has asked for anything. The first failure of all is told
+  // (EngineOptions::on_device_failure).
+  void OnDeviceFailure(const absl::Status& status);
   // One turn of the device's loop, where nobody else runs it (EngineOptions::device_loop).
   void StepDevice() { scheduler_.Step(); }
 

@@ -288,8 +288,8 @@ class Device : public RegionSource {
                                                                    const HeadShard& shard);
   // Connects this device with those of the other replicas, which call this too, and returns when all are
   // connected: for a head over replicas, anew whenever one was lost. `rendezvous` is that of the replicas,
-  // and used until this returns. UNAVAILABLE if one does not come in time. Any thread's, one at a time,
-  // beside every other call.
+  // and used until this returns. UNAVAILABLE if one does not come in time, INTERNAL if the device fails. Any
+  // thread's, one at a time, beside every other call.
   virtual absl::StatusOr<std::shared_ptr<ReplicaConnection>> ConnectReplicas(
       const ReplicaNetwork& network, kernels::collectives::Rendezvous& rendezvous);
   // A gradient for a head of this configuration, beside its own, and what it takes. Used with that head

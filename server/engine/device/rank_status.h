@@ -8,10 +8,13 @@
 
 namespace lossd::engine {
 
-// UNAVAILABLE with what the communicator said.
+// With what the communicator said: INTERNAL if it is the device of this rank that has failed, else
+// UNAVAILABLE.
 inline absl::Status ToStatus(const kernels::collectives::Result& result) {
   if (result.ok()) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kUnavailable, RejectReason::kInternal, "", result.message());
+  const bool device = result.code() == kernels::collectives::Code::kDeviceFailed;
+  return MakeError(device ? absl::StatusCode::kInternal : absl::StatusCode::kUnavailable,
+                   RejectReason::kInternal, "", result.message());
 }
 
 }  // namespace lossd::engine

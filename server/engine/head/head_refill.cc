@@ -70,7 +70,9 @@ absl::Status DeliverRows(const Delivery& delivery, const PartRows& all, int64_t 
 void Head::RefillPart(const Refill& refill, std::shared_ptr<const ReplicaCommunicators> replicas,
                       std::function<void(absl::Status)> done) {
   PostExchange([self = shared_from_this(), refill, replicas = std::move(replicas), done = std::move(done)] {
-    done(self->RefillNow(refill, *replicas));
+    absl::Status filled = self->RefillNow(refill, *replicas);
+    if (absl::IsInternal(filled)) self->OnDeviceFailure(filled);
+    done(std::move(filled));
   });
 }
 

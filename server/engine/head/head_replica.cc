@@ -241,7 +241,9 @@ void Head::ServeGather(std::shared_ptr<const ReplicaCommunicators> replicas,
                        std::function<void(absl::Status)> done) {
   PostExchange([self = shared_from_this(), replicas = std::move(replicas), done = std::move(done)] {
     if (absl::Status alive = self->CheckAlive(); !alive.ok()) return done(alive);
-    done(self->backend_->GatherSlices(*replicas));
+    absl::Status gathered = self->backend_->GatherSlices(*replicas);
+    if (absl::IsInternal(gathered)) self->OnDeviceFailure(gathered);
+    done(std::move(gathered));
   });
 }
 

@@ -463,6 +463,8 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   if (!settling.ok()) return settling;
   absl::StatusOr<std::shared_ptr<engine::ReplicaConnection>> connection =
       engine_->device().ConnectReplicas(NetworkOf(options_), rendezvous);
+  // Without its device it would try for ever: it is to be started again, and filled.
+  if (absl::IsInternal(connection.status())) engine_->OnDeviceFailure(connection.status());
   if (!connection.ok()) return connection.status();
   if (absl::Status lost = meeting.Take(*connection); !lost.ok()) return lost;
   *replicas = CommunicatorsOf(*std::move(connection));

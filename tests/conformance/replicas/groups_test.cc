@@ -444,6 +444,15 @@ TEST_F(RendezvousTest, WhatOneRankComesToAllOfItsGroupHear) {
   }
 }
 
+TEST_F(RendezvousTest, ADeviceThatFailsIsToldFromAReplicaThatIsLost) {
+  Run([](int32_t /*replica*/, int32_t rank, ReplicaRendezvous& rounds) {
+    std::vector<std::string> all;
+    EXPECT_TRUE(rounds.AllGather("here", kTimeout, &all).ok());
+    const absl::Status finished = rounds.Finish(rank == 1 ? absl::InternalError("gone") : absl::OkStatus());
+    EXPECT_EQ(finished.code(), absl::StatusCode::kInternal) << finished;
+  });
+}
+
 TEST_F(RendezvousTest, ARankThatFailsBehindTheLastRoundIsHeardOf) {
   Run([](int32_t /*replica*/, int32_t rank, ReplicaRendezvous& rounds) {
     std::vector<std::string> all;

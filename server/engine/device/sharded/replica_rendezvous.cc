@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -50,29 +51,29 @@ Result ReplicaRendezvous::Say(Said what, const std::string& text, std::chrono::m
                               std::string* verdict) {
   if (!over_.ok()) return over_;
   std::vector<std::string> said;
-  over_ = place_.rendezvous->AllGather(absl::StrCat(std::string(1, static_cast<char>(what)), text),
-                                       kGroupTimeout, &said);
+  over_ = place_.rendezvous->AllGather(absl::StrCat(Letter(what), text), kGroupTimeout, &said);
   if (!over_.ok()) return over_;
   over_ =
       place_.rendezvous->AllGather(replicas_ == nullptr ? "-" : Judge(said, timeout), kGroupTimeout, &said);
   if (!over_.ok()) return over_;
   *verdict = std::move(said.front());
-  if (verdict->empty() || verdict->front() == static_cast<char>(Said::kFailed)) {
-    over_ = {Code::kPeerLost, verdict->substr(std::min<size_t>(1, verdict->size()))};
+  const bool device = absl::StartsWith(*verdict, Letter(Said::kDeviceFailed));
+  if (verdict->empty() || device || absl::StartsWith(*verdict, Letter(Said::kFailed))) {
+    over_ = {device ? Code::kDeviceFailed : Code::kPeerLost,
+             verdict->substr(std::min<size_t>(1, verdict->size()))};
   }
   return over_;
 }
 
 std::string ReplicaRendezvous::Judge(const std::vector<std::string>& said,
                                      std::chrono::milliseconds timeout) {
-  const auto failed = [](absl::string_view why) {
-    return absl::StrCat(std::string(1, static_cast<char>(Said::kFailed)), why);
-  };
+  const auto failed = [](absl::string_view why) { return absl::StrCat(Letter(Said::kFailed), why); };
   std::vector<std::string> offers;
   for (size_t rank = 0; rank < said.size(); ++rank) {
     if (said[rank].empty()) return failed(absl::StrCat("rank ", rank, " says nothing"));
-    if (said[rank].front() == static_cast<char>(Said::kFailed)) {
-      return failed(absl::StrCat("rank ", rank, ": ", said[rank].substr(1)));
+    for (const Said what : {Said::kFailed, Said::kDeviceFailed}) {
+      if (!absl::StartsWith(said[rank], Letter(what))) continue;
+      return absl::StrCat(Letter(what), "rank ", rank, ": ", said[rank].substr(1));
     }
     if (said[rank].front() != said.front().front()) {
       return failed(absl::StrCat("rank ", rank, " connects in another way than rank 0"));
@@ -83,7 +84,7 @@ std::string ReplicaRendezvous::Judge(const std::vector<std::string>& said,
   std::vector<std::string> groups;
   const Result gathered = replicas_->AllGather(Joined(offers), timeout, &groups);
   if (!gathered.ok()) return failed(gathered.message());
-  return absl::StrCat(std::string(1, static_cast<char>(Said::kOffer)), Joined(groups));
+  return absl::StrCat(Letter(Said::kOffer), Joined(groups));
 }
 
 Result ReplicaRendezvous::AllGather(std::string own, std::chrono::milliseconds timeout,
@@ -107,8 +108,9 @@ Result ReplicaRendezvous::AllGather(std::string own, std::chrono::milliseconds t
 
 absl::Status ReplicaRendezvous::Finish(const absl::Status& own) {
   std::string verdict;
+  const Said failed = absl::IsInternal(own) ? Said::kDeviceFailed : Said::kFailed;
   const Result said =
-      Say(own.ok() ? Said::kDone : Said::kFailed, std::string(own.message()), kGroupTimeout, &verdict);
+      Say(own.ok() ? Said::kDone : failed, std::string(own.message()), kGroupTimeout, &verdict);
   return own.ok() ? ToStatus(said) : own;
 }
 

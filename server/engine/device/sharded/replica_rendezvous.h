@@ -30,11 +30,12 @@ class ReplicaRendezvous final : public kernels::collectives::Rendezvous {
                                          std::vector<std::string>* all) override;
 
   // Tells the other ranks what connecting has come to here, and returns when all have come to something: the
-  // first error of any rank.
+  // first error of any rank. INTERNAL if a rank's device has failed.
   absl::Status Finish(const absl::Status& own);
 
  private:
-  enum class Said : char { kOffer = 'o', kDone = 'd', kFailed = 'f' };
+  enum class Said : char { kOffer = 'o', kDone = 'd', kFailed = 'f', kDeviceFailed = 'x' };
+  static std::string Letter(Said what) { return std::string(1, static_cast<char>(what)); }
   // The rounds of the group's that it takes to say one thing, and what its leader makes of all that was said.
   // Behind anything but an offer that all have made there are no more.
   kernels::collectives::Result Say(Said what, const std::string& text, std::chrono::milliseconds timeout,

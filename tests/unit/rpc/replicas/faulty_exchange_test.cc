@@ -56,12 +56,17 @@ class FaultyExchangeTest : public ::testing::Test {
   ExchangeFaults& faults(int32_t replica) { return faults_[static_cast<size_t>(replica)]; }
 
   std::atomic<bool> hanging_ = false;
+  std::atomic<int32_t> failed_ = -1;  // whose process is to end
   std::array<ExchangeFaults, 2> faults_;
   SetUnderTest set_{engine::testing::SetSize{2},
                     ReplicaServers::AdamWHead(),
                     {},
                     {},
-                    nullptr,
+                    [this](int32_t replica, engine::EngineOptions& options) {
+                      options.on_device_failure = [this, replica](const absl::Status& /*why*/) {
+                        failed_ = replica;
+                      };
+                    },
                     [this](int32_t replica, std::unique_ptr<engine::Device> device) {
                       return CreateFaultyDevice(std::move(device), &faults(replica));
                     }};
@@ -106,6 +111,44 @@ TEST_F(FaultyExchangeTest, WhoIsMissingIsNamedBeforeWhatHangsHasEnded) {
   EXPECT_FALSE(set_.set(0).Whole().ok());
   released = true;
   EXPECT_TRUE(absl::IsUnavailable(ReplicaServers::Answer(std::move(asked)).status()));
+}
+
+TEST_F(FaultyExchangeTest, ADeviceThatFailsInAnExchangeEndsItsServer) {
+  set_.MeetAll();
+  faults(1).Arm([](const std::function<bool()>& /*aborted*/) {
+    return Result(Code::kDeviceFailed, "an illegal address");
+  });
+  set_.servers().at(0).Compute(7, 3);
+  const absl::Status step = set_.servers().Step(1, set_.servers().Marks(), kStep).status();
+  EXPECT_FALSE(step.ok());
+  EXPECT_EQ(failed_, 1);
+  set_.Replace(1);
+  set_.AwaitWhole();
+  EXPECT_TRUE(StepUntilAnswered().ok());
+}
+
+TEST_F(FaultyExchangeTest, AReplicaThatIsLostEndsNoServer) {
+  set_.MeetAll();
+  faults(1).Arm([](const std::function<bool()>& /*aborted*/) { return Result(Code::kPeerLost, "lost"); });
+  set_.servers().at(0).Compute(7, 3);
+  EXPECT_TRUE(StepUntilAnswered().ok());
+  EXPECT_EQ(failed_, -1);
+}
+
+TEST_F(FaultyExchangeTest, ADeviceThatFailsWhileItIsFilledEndsItsServer) {
+  set_.MeetAll();
+  faults(1).Arm([](const std::function<bool()>& /*aborted*/) {
+    return Result(Code::kDeviceFailed, "an illegal address");
+  });
+  set_.Replace(1);
+  while (failed_ != 1) Pause();
+}
+
+TEST_F(FaultyExchangeTest, ADeviceThatCannotBeConnectedEndsItsServer) {
+  faults(1).RefuseToConnect(absl::InternalError("an illegal address"));
+  set_.Meet(0);
+  set_.Meet(1);
+  while (failed_ != 1) Pause();
 }
 
 }  // namespace
