@@ -599,6 +599,8 @@ void MeetingReplica::Publish(const std::shared_ptr<engine::Head>& head,
     return head->DropPrepared(done);
   }
   if (done.ok()) done = PublishAtOthers(others, *head, *write);
+  // Some may have published it, and some not: all meet again, and settle it.
+  if (!done.ok()) (*coordination)->meeting->Lose(absl::UnavailableError(done.message()));
   const auto nobody = [](const absl::StatusOr<uint64_t>&) {};
   const bool published = done.ok() && (*coordination)->epoch->Finish([&] { head->PublishPrepared(nobody); });
   if (!published) {

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <random>
@@ -200,6 +202,29 @@ TEST_P(FaultyWritesTest, WhoIsAnsweredFindsTheWeightsEverywhere) {
 INSTANTIATE_TEST_SUITE_P(Replicas, FaultyWritesTest,
                          ::testing::Values(Kills{{2}, 1}, Kills{{3}, 2}, Kills{{2}, 3, true},
                                            Kills{{3}, 4, true}));
+
+TEST(JointHeads, AWriteThatOneReplicaCannotPublishIsSettledByAll) {
+  for (bool refused = false; !refused;) {  // until the head goes between the two rounds
+    SetUnderTest set(3);
+    set.MeetAll();
+    const std::shared_ptr<engine::Head> head = set.servers().at(0).head();
+    const absl::StatusOr<std::string> id = Stage(*head, RowsOf(7));
+    ASSERT_TRUE(id.ok()) << id.status();
+    std::atomic<bool> over = false;
+    std::thread drops([&] {
+      const std::shared_ptr<engine::Head> its = set.servers().at(1).head();
+      while (!over && its->part().prepared_write.empty()) {
+      }
+      set.servers().at(1).engine().DropHead("h");
+    });
+    refused = !Commit(*head, *id).ok();
+    over = true;
+    drops.join();
+    while (refused && set.servers().at(0).engine().replicas().Read().epochs < 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+}
 
 }  // namespace
 }  // namespace lossd::rpc::replica_set_test
