@@ -10,6 +10,7 @@
 
 #include "kernels/slices.h"
 #include "server/engine/device/optimizer_state.h"
+#include "server/engine/head/replica/joint_rows.h"
 #include "server/engine/replicas/joint_state.h"
 #include "server/engine/replicas/part_answers.h"
 
@@ -166,6 +167,11 @@ class JointSave {
       const std::string& tensor, int64_t row_bytes,
       const std::function<absl::Status(const RowSpan& rows, const std::string& bytes)>& take);
   Answered Read(const std::string& tensor, const Piece& piece);
+  // Tensors that batches use are at every replica, whole.
+  static int32_t HolderOf(const std::string& tensor, const Piece& piece) {
+    const bool here = IsWhole(tensor) || piece.mirror == ReplicaPlace::kCoordinator;
+    return here ? ReplicaPlace::kCoordinator : piece.owner;
+  }
 
   Head& head_;
   AllParts parts_;
@@ -209,10 +215,8 @@ absl::StatusOr<HeadCheckpoint> JointSave::Capture(const WindowPlace& place) {
 }
 
 JointSave::Answered JointSave::Read(const std::string& tensor, const Piece& piece) {
-  // Tensors that batches use are at every replica, whole.
-  const bool here = IsWhole(tensor) || piece.mirror == ReplicaPlace::kCoordinator;
   const auto answer = std::make_shared<std::promise<absl::StatusOr<std::string>>>();
-  parts_.at(here ? ReplicaPlace::kCoordinator : piece.owner)
+  parts_.at(HolderOf(tensor, piece))
       .ReadRows({tensor, piece.rows},
                 [answer](absl::StatusOr<std::string> bytes) { answer->set_value(std::move(bytes)); });
   return answer->get_future();
@@ -230,6 +234,8 @@ absl::Status JointSave::ReadAll(
     const absl::StatusOr<std::string> bytes = asked.front().get();
     asked.pop_front();
     if (!bytes.ok()) return bytes.status();
+    absl::Status size = CheckSize(HolderOf(tensor, pieces[i]), pieces[i].rows, row_bytes, *bytes);
+    if (!size.ok()) return size;
     if (absl::Status taken = take(pieces[i].rows, *bytes); !taken.ok()) return taken;
   }
   return absl::OkStatus();

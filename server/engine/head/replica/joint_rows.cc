@@ -5,6 +5,8 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace lossd::engine {
 namespace {
 
@@ -28,8 +30,10 @@ class Reading : public std::enable_shared_from_this<Reading> {
     first_ = piece.end();
     const int32_t holder = read_.layout.Steps(read_.own, slice) ? read_.own : slice;
     read_.read(holder, {read_.rows.tensor, piece},
-               [self = shared_from_this(), piece](absl::StatusOr<std::string> bytes) {
+               [self = shared_from_this(), holder, piece](absl::StatusOr<std::string> bytes) {
                  if (!bytes.ok()) return self->done_(bytes.status());
+                 absl::Status size = CheckSize(holder, piece, self->read_.row_bytes, *bytes);
+                 if (!size.ok()) return self->done_(std::move(size));
                  self->take_(piece, *std::move(bytes));
                  self->Go();
                });
@@ -53,6 +57,12 @@ class Reading : public std::enable_shared_from_this<Reading> {
 };
 
 }  // namespace
+
+absl::Status CheckSize(int32_t replica, const RowSpan& rows, int64_t row_bytes, const std::string& bytes) {
+  if (static_cast<int64_t>(bytes.size()) == rows.count * row_bytes) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("replica ", replica, " was asked for ", rows.count, " rows of ",
+                                          row_bytes, " bytes, and has answered ", bytes.size(), " bytes"));
+}
 
 void ReadJointRows(JointRead read, std::function<void(const RowSpan& piece, std::string bytes)> take,
                    std::function<void(absl::Status)> done) {

@@ -27,9 +27,14 @@ struct JointRead {
 };
 
 // Reads rows in their order, one piece after the other, each of at most RowsOfPiece. `take` gets one, and
-// `done` is called after the last one, or with the first error; both by the threads that `read` answers by.
+// `done` is called after the last one, or with the first error (INTERNAL: an answer of another size); both by
+// the threads that `read` answers by.
 void ReadJointRows(JointRead read, std::function<void(const kernels::RowSpan& piece, std::string bytes)> take,
                    std::function<void(absl::Status)> done);
+
+// INTERNAL unless this replica has answered all bytes of these rows, and no more.
+absl::Status CheckSize(int32_t replica, const kernels::RowSpan& rows, int64_t row_bytes,
+                       const std::string& bytes);
 
 }  // namespace lossd::engine
 

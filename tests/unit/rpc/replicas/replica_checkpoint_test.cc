@@ -5,10 +5,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +19,7 @@
 
 #include "server/engine/checkpoint/checkpoint_store.h"
 #include "server/engine/device/optimizer_state.h"
+#include "server/engine/replicas/joint_checkpoint.h"
 #include "tests/unit/engine/checkpoint/checkpoint_folder.h"
 #include "tests/unit/rpc/replicas/set_under_test.h"
 
@@ -468,6 +472,66 @@ TEST(ReplicaCheckpoint, AHeadThatIsHalfRestoredIsRestoredAgain) {
   EXPECT_EQ(servers.State(), saved);
   servers.ExpectAllAlike();
   EXPECT_TRUE(servers.Step().ok());
+}
+
+// A replica whose answers about one tensor have another size than was asked for.
+class OddPart : public engine::CheckpointPart {
+ public:
+  OddPart(std::shared_ptr<engine::CheckpointPart> part, std::string tensor, int64_t more)
+      : part_(std::move(part)), tensor_(std::move(tensor)), more_(more) {}
+  void Capture(const engine::WindowPlace& place,
+               std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) override {
+    part_->Capture(place, std::move(done));
+  }
+  void SumCaptured(Done done) override { part_->SumCaptured(std::move(done)); }
+  void Release(Done done) override { part_->Release(std::move(done)); }
+  void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override {
+    const int64_t more = rows.tensor == tensor_ ? more_ : 0;
+    part_->ReadRows(rows, [more, done = std::move(done)](absl::StatusOr<std::string> bytes) {
+      if (bytes.ok()) bytes->resize(static_cast<size_t>(static_cast<int64_t>(bytes->size()) + more));
+      done(std::move(bytes));
+    });
+  }
+  void BeginRestore(std::function<void(absl::StatusOr<engine::RestoringPart>)> done) override {
+    part_->BeginRestore(std::move(done));
+  }
+  void WriteRows(const PartRows& rows, std::string bytes, Done done) override {
+    part_->WriteRows(rows, std::move(bytes), std::move(done));
+  }
+  void FinishRestore(const engine::RestoredPart& part, Done done) override {
+    part_->FinishRestore(part, std::move(done));
+  }
+  void CancelRestore(Done done) override { part_->CancelRestore(std::move(done)); }
+  void InstallRestored(Done done) override { part_->InstallRestored(std::move(done)); }
+
+ private:
+  const std::shared_ptr<engine::CheckpointPart> part_;
+  const std::string tensor_;
+  const int64_t more_;
+};
+
+TEST(ReplicaCheckpoint, RowsOfAnotherSizeThanWasAskedForAreNotSaved) {
+  CheckpointFolder folder;
+  Servers servers(SetSize{3}, MasterHead(), folder);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  servers.Compute(200);
+  class Nowhere : public engine::StateSink {
+    absl::Status Add(const std::string& /*name*/, const std::string& /*key*/,
+                     absl::FunctionRef<absl::Status(const Append& append)> fill) override {
+      return fill([](std::span<const std::byte> /*bytes*/) { return absl::OkStatus(); });
+    }
+  } sink;
+  const std::shared_ptr<engine::Head> head = servers.all().at(0).head();
+  for (const std::string tensor : {"exp_avg", ""}) {  // the last is the sum of the gradients
+    for (const int64_t more : {4, -4}) {
+      auto replicas = *servers.set().set(0).FindReplicas(*head, absl::ZeroDuration());
+      for (auto& part : replicas.others) part = std::make_shared<OddPart>(std::move(part), tensor, more);
+      const absl::Status saved = engine::SaveTogether(head, replicas, &sink).status();
+      EXPECT_EQ(saved.code(), absl::StatusCode::kInternal) << saved << ", '" << tensor << "', " << more;
+    }
+  }
+  EXPECT_TRUE(servers.Step().ok()) << "windows go on";
 }
 
 // Whoever is killed, and whenever.
