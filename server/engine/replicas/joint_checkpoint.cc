@@ -282,6 +282,7 @@ class JointRestore {
   absl::Status Restore(RestoreNumbers numbers);
 
  private:
+  absl::Status RestoreAll(RestoreNumbers numbers);
   absl::Status WriteTensor(const StateTensor& tensor);
   // To all replicas that have these rows.
   void Write(const std::string& tensor, const Piece& piece, const std::string& bytes,
@@ -294,18 +295,24 @@ class JointRestore {
 };
 
 absl::Status JointRestore::Restore(RestoreNumbers numbers) {
+  if (absl::Status may = head_.CheckRestorable(source_.checkpoint()); !may.ok()) return may;
+  absl::Status restored = RestoreAll(numbers);
+  // Where nothing is overwritten the head goes on. If one was lost, the next epoch says what it does.
+  if (!restored.ok() && !IsReplicaLost(restored)) {
+    parts_
+        .TellAll([](CheckpointPart& part, CheckpointPart::Done done) { part.CancelRestore(std::move(done)); })
+        .IgnoreError();
+  }
+  return restored;
+}
+
+absl::Status JointRestore::RestoreAll(RestoreNumbers numbers) {
   const HeadCheckpoint& state = source_.checkpoint();
-  if (absl::Status may = head_.CheckRestorable(state); !may.ok()) return may;
   const auto begun = parts_.AskAll<absl::StatusOr<RestoringPart>>(
       [](CheckpointPart& part, size_t /*i*/, std::function<void(absl::StatusOr<RestoringPart>)> done) {
         part.BeginRestore(std::move(done));
       });
-  if (!begun.ok()) {
-    parts_
-        .TellAll([](CheckpointPart& part, CheckpointPart::Done done) { part.CancelRestore(std::move(done)); })
-        .IgnoreError();
-    return begun.status();
-  }
+  if (!begun.ok()) return begun.status();
   std::vector<RestoringPart> replicas;
   for (const absl::StatusOr<RestoringPart>& part : *begun) {
     // One version everywhere, which no weights had before.

@@ -474,6 +474,66 @@ TEST(ReplicaCheckpoint, AHeadThatIsHalfRestoredIsRestoredAgain) {
   EXPECT_TRUE(servers.Step().ok());
 }
 
+// A source that fails when so many pieces of it were read.
+class FailingSource : public engine::StateSource {
+ public:
+  FailingSource(engine::HeadCheckpoint checkpoint, int reads)
+      : checkpoint_(std::move(checkpoint)), left_(reads) {}
+  const engine::HeadCheckpoint& checkpoint() const override { return checkpoint_; }
+  absl::Status Read(const std::string& /*name*/, int64_t /*offset*/,
+                    std::span<std::byte> /*out*/) const override {
+    if (left_-- > 0) return absl::OkStatus();
+    return absl::DataLossError("the disk is broken");
+  }
+
+ private:
+  const engine::HeadCheckpoint checkpoint_;
+  mutable int left_;
+};
+
+absl::Status RestoreFailing(Servers& servers, const std::string& tag, int reads) {
+  const std::shared_ptr<engine::Head> head = servers.all().at(0).head();
+  const auto reader = servers.engine().options().checkpoints->Find("h", tag);
+  if (!reader.ok()) return reader.status();
+  const auto replicas = servers.set().set(0).FindReplicas(*head, absl::ZeroDuration());
+  if (!replicas.ok()) return replicas.status();
+  return engine::RestoreTogether(head, *replicas, {head->restores() + 1, reader->checkpoint().weight_version},
+                                 std::make_shared<FailingSource>(reader->checkpoint(), reads));
+}
+
+TEST(ReplicaCheckpoint, ARestoreThatFailsBeforeItHasWrittenAnythingChangesNothing) {
+  CheckpointFolder folder;
+  Servers servers(SetSize{3}, MasterHead(), folder);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  ASSERT_TRUE(servers.Save("a").ok());
+  servers.Compute(200);
+  const absl::Status failed = RestoreFailing(servers, "a", 0);
+  ASSERT_EQ(failed.code(), absl::StatusCode::kDataLoss) << failed;
+  const absl::StatusOr<StepResult> step = servers.Step();
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_EQ(step->window_tokens, 12U) << "of replicas that have 3, 4, and 5";
+  servers.Compute(300);
+  EXPECT_TRUE(servers.Step().ok());
+}
+
+TEST(ReplicaCheckpoint, ARestoreThatFailsLaterIsMadeAgain) {
+  CheckpointFolder folder;
+  Servers servers(SetSize{3}, MasterHead(), folder);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  ASSERT_TRUE(servers.Save("a").ok());
+  const std::map<std::string, std::string> saved = servers.State();
+  // Pieces of the first tensor are of each replica in its turn: one has nothing of it when the first is read.
+  const absl::Status failed = RestoreFailing(servers, "a", 1);
+  ASSERT_EQ(failed.code(), absl::StatusCode::kDataLoss) << failed;
+  EXPECT_FALSE(servers.Step().ok()) << "of what is half overwritten";
+  ASSERT_TRUE(servers.Restore("a").ok());
+  EXPECT_EQ(servers.State(), saved);
+  servers.Compute(300);
+  EXPECT_TRUE(servers.Step().ok());
+}
+
 // A replica whose answers about one tensor have another size than was asked for.
 class OddPart : public engine::CheckpointPart {
  public:
