@@ -1,6 +1,7 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <future>
 #include <utility>
 
@@ -84,6 +85,7 @@ GroupReport Engine::Group() const {
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
   if (options_.create_together == nullptr) return CreateHead(config, false);
   const bool was_there = FindHead(config.name).ok();
+  const MutexLock together(together_mutex_);
   absl::StatusOr<std::shared_ptr<Head>> head = CreateHead(config, false);
   if (!head.ok()) return head;
   const absl::Status all = options_.create_together(config);
@@ -178,19 +180,44 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
 
 absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard,
                                 std::function<void()> released) {
-  if (options_.delete_together != nullptr) {
-    const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
-    if (!head.ok()) return head.status();
-    if (absl::Status may = (*head)->CheckDiscard(discard); !may.ok()) return may;
-    if (absl::Status others = options_.delete_together(name, discard); !others.ok()) return others;
+  const MutexLock deleting(checkpoint_mutex_);  // no save would make it live again, no restore fill it
+  if (options_.delete_together != nullptr) return DeleteAtAll(name, discard, std::move(released));
+  return DeleteHere(name, discard, std::move(released));
+}
+
+absl::Status Engine::DeleteAtAll(const std::string& name, DiscardGradient discard,
+                                 const std::function<void()>& released) {
+  const MutexLock together(together_mutex_);
+  const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
+  if (head.ok()) {
+    if (absl::Status may = (*head)->BeginDeletion(discard); !may.ok()) return may;
   }
   if (options_.checkpoints == nullptr) return RemoveHead(name, discard, std::move(released));
-  const MutexLock deleting(checkpoint_mutex_);  // no save would make it live again, no restore fill it
   const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
   if (!head.ok()) return head.status();
   if (absl::Status may = (*head)->CheckDiscard(discard); !may.ok()) return may;
   // Its checkpoints stay, but no start brings it back. First: if this fails, nothing has changed.
   if (absl::Status marked = options_.checkpoints->MarkDeleted(name); !marked.ok()) return marked;
+  // The memory here is free again, and it is deleted at all others.
+  const auto missing = std::make_shared<std::atomic<int>>(2);
+  const auto one_less = [missing, released] {
+    if (--*missing == 0) released();
+  };
+  const absl::StatusOr<bool> others =
+      options_.delete_together(name, discard, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) {
+        if (head.ok()) return DeleteHere(name, discard, one_less);
+        one_less();
+        return absl::OkStatus();
+      });
+  if (head.ok()) (*head)->CancelDeletion();  // what is deleted stays so
+  if (!others.ok()) return others.status();
+  if (!head.ok() && !*others) return head.status();
+  one_less();
+  return absl::OkStatus();
+}
+
+absl::Status Engine::DeleteHere(const std::string& name, DiscardGradient discard,
+                                std::function<void()> released) {
   absl::Status removed = RemoveHead(name, discard, std::move(released));
   // The head lives on: a chunk came meanwhile, whose gradient must not be discarded.
   if (!removed.ok()) options_.checkpoints->MarkLive(name).IgnoreError();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -74,10 +75,13 @@ struct EngineOptions {
   ReplicaPlace place = {};
   std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together = {};
   std::function<void(std::shared_ptr<Head>, std::shared_ptr<StagedWrite>)> publish_together = {};
-  // At the coordinator: a head that is here is to be at all other replicas, or is to be deleted there first.
+  // At the coordinator: a head that is here is to be at all other replicas, or is to be deleted at all.
   // They wait. UNAVAILABLE if not all replicas are there; asked again, they do what is missing.
   std::function<absl::Status(const HeadConfig&)> create_together = {};
-  std::function<absl::Status(const std::string& name, Head::DiscardGradient)> delete_together = {};
+  // Whether another one had it; `delete_here` is called once it can be deleted at all of them.
+  std::function<absl::StatusOr<bool>(const std::string& name, Head::DiscardGradient,
+                                     absl::FunctionRef<absl::Status()> delete_here)>
+      delete_together = {};
   std::function<absl::StatusOr<std::shared_ptr<ReplicaPart>>(const Head&, int32_t replica)> find_part = {};
   // At the coordinator: all replicas of a head, for which it waits for so long. UNAVAILABLE, saying who is
   // missing.
@@ -161,7 +165,8 @@ class Engine {
   // If ok, `released` is called once the head's memory is free again. Where there are checkpoints it waits
   // for the disk, and for those that are being saved or restored.
   absl::Status DeleteHead(
-      const std::string& name, DiscardGradient discard, std::function<void()> released = [] {});
+      const std::string& name, DiscardGradient discard, std::function<void()> released = [] {})
+      ABSL_LOCKS_EXCLUDED(checkpoint_mutex_, together_mutex_);
   absl::StatusOr<std::shared_ptr<Head>> FindHead(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<std::shared_ptr<Head>> Heads() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -239,6 +244,12 @@ class Engine {
                                                 const std::string& head_name, const std::string& client_key,
                                                 int32_t rank, int32_t lanes, Deterministic deterministic)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status DeleteAtAll(const std::string& name, DiscardGradient discard,
+                           const std::function<void()>& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) ABSL_LOCKS_EXCLUDED(together_mutex_);
+  // Of this server alone; its checkpoints stay, but no start brings it back.
+  absl::Status DeleteHere(const std::string& name, DiscardGradient discard, std::function<void()> released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   // The head, and nothing of what the disk has of it.
   absl::Status RemoveHead(const std::string& name, DiscardGradient discard, std::function<void()> released)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -300,7 +311,9 @@ class Engine {
   std::unique_ptr<MemoryReservation> device_reservation_;
   RegionTable regions_;
 
-  Mutex checkpoint_mutex_ ABSL_ACQUIRED_BEFORE(create_mutex_, mutex_);
+  Mutex checkpoint_mutex_ ABSL_ACQUIRED_BEFORE(together_mutex_, create_mutex_, mutex_);
+  // One creation or deletion at all replicas at a time.
+  Mutex together_mutex_ ABSL_ACQUIRED_BEFORE(create_mutex_, mutex_);
   Mutex create_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable Mutex mutex_;
   std::map<std::string, std::shared_ptr<Head>> heads_ ABSL_GUARDED_BY(mutex_);

@@ -76,6 +76,24 @@ absl::Status Head::CheckDiscard(DiscardGradient discard) const {
   return CheckDiscardLocked(discard);
 }
 
+absl::Status Head::BeginDeletion(DiscardGradient discard) {
+  const MutexLock lock(mutex_);
+  if (absl::Status may = CheckDiscardLocked(discard); !may.ok()) return may;
+  lifecycle_.BeginDeletion();
+  return absl::OkStatus();
+}
+
+void Head::CancelDeletion() {
+  Resumes waiting;
+  {
+    const MutexLock lock(mutex_);
+    if (!lifecycle_.deleting()) return;
+    lifecycle_.CancelDeletion();
+    waiting = TakeWaitingLocked();
+  }
+  Call(waiting);
+}
+
 absl::Status Head::CheckDiscardLocked(DiscardGradient discard) const {
   if (discard == DiscardGradient::kYes || frozen() || sessions_.WindowEmpty()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "discard_gradient",

@@ -158,6 +158,10 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status MarkDeleted(const absl::Status& status, DiscardGradient discard);
   // Whether that would be refused now.
   absl::Status CheckDiscard(DiscardGradient discard) const;
+  // The same, and if it would not be, it is not later either: new chunks wait until MarkDeleted, which
+  // refuses them, or CancelDeletion, after which they go on.
+  absl::Status BeginDeletion(DiscardGradient discard);
+  void CancelDeletion();
   // After MarkDeleted: ends every stream and gives the memory back, whoever still holds the head (a client
   // that never reads may do so for long), but not before batches of others that it teaches are done.
   // `released` is called then, on the device thread.

@@ -179,6 +179,7 @@ absl::StatusOr<Head::Admission> Head::AdmitLocked(const LaneAttachment& attachme
                                attachment.session_id);
   }
   if (place == AccumulationLedger::Place::kRepeat) return Admission::kRepeat;
+  if (lifecycle_.deleting()) return Admission::kWait;
   switch (window_.TurnOf(chunk.generation)) {
     case GradientWindow::Turn::kNow:
       return sessions_.MustWaitForRoom(attachment, chunk) ? Admission::kWait : Admission::kTake;

@@ -22,18 +22,32 @@ absl::StatusOr<std::string> Create(engine::Engine& engine, const group::v1::Crea
   return created.SerializeAsString();
 }
 
-// A head that is not there is deleted already, by a call that broke off.
-absl::Status Delete(engine::Engine& engine, const group::v1::DeleteReplica& command) {
-  const absl::StatusOr<FoundHead> head = engine.FindHead(command.head());
-  if (!head.ok()) return absl::OkStatus();
-  if (command.undo()) {
-    engine.DropHead(command.head());
-    return absl::OkStatus();
-  }
+absl::Status Delete(engine::Engine& engine, const FoundHead& head, const group::v1::DeleteReplica& command) {
   const auto discard = command.discard_gradient() ? engine::Engine::DiscardGradient::kYes
                                                   : engine::Engine::DiscardGradient::kNo;
-  if (command.check_only()) return (*head)->CheckDiscard(discard);
-  return engine.DeleteHead(command.head(), discard);
+  switch (command.step()) {
+    case group::v1::DeleteReplica::BEGIN:
+      return head->BeginDeletion(discard);
+    case group::v1::DeleteReplica::CANCEL:
+      head->CancelDeletion();
+      return absl::OkStatus();
+    case group::v1::DeleteReplica::UNDO:
+      engine.DropHead(command.head());
+      return absl::OkStatus();
+    default:
+      return engine.DeleteHead(command.head(), discard);
+  }
+}
+
+// A head that is not there is deleted already, by a call that broke off.
+absl::StatusOr<std::string> Delete(engine::Engine& engine, const group::v1::DeleteReplica& command) {
+  group::v1::Deleted deleted;
+  const absl::StatusOr<FoundHead> head = engine.FindHead(command.head());
+  deleted.set_was_there(head.ok());
+  if (head.ok()) {
+    if (absl::Status done = Delete(engine, *head, command); !done.ok()) return done;
+  }
+  return deleted.SerializeAsString();
 }
 
 absl::Status Stage(const FoundHead& head, const group::v1::StageRows& rows) {
@@ -80,7 +94,7 @@ bool IsHeadCommand(const ReplicaCommand& command) {
 
 absl::StatusOr<std::string> DoHeadCommand(engine::Engine& engine, const ReplicaCommand& command) {
   if (command.has_create()) return Create(engine, command.create());
-  if (command.has_remove()) return Reply(Delete(engine, command.remove()));
+  if (command.has_remove()) return Delete(engine, command.remove());
   const std::string& name = command.has_stage()     ? command.stage().head()
                             : command.has_prepare() ? command.prepare().head()
                             : command.has_publish() ? command.publish().head()

@@ -11,15 +11,18 @@
 namespace lossd::rpc {
 namespace {
 
+using group::v1::DeleteReplica;
 using group::v1::ReplicaCommand;
+using Discard = engine::Engine::DiscardGradient;
 
 // How much of the weights goes to other replicas at once.
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
-ReplicaCommand DeleteCommand(const std::string& name, engine::Engine::DiscardGradient discard) {
+ReplicaCommand DeleteCommand(const std::string& name, DeleteReplica::Step step, Discard discard) {
   ReplicaCommand command;
   command.mutable_remove()->set_head(name);
-  command.mutable_remove()->set_discard_gradient(discard == engine::Engine::DiscardGradient::kYes);
+  command.mutable_remove()->set_step(step);
+  command.mutable_remove()->set_discard_gradient(discard == Discard::kYes);
   return command;
 }
 
@@ -31,9 +34,7 @@ void Name(const engine::Head& head, const engine::StagedWrite& write, group::v1:
 // Takes back what was created at those that did.
 void UndoCreation(const OtherReplicas& others, const std::string& name,
                   const OtherReplicas::Answers& answers) {
-  ReplicaCommand undo;
-  undo.mutable_remove()->set_head(name);
-  undo.mutable_remove()->set_undo(true);
+  const ReplicaCommand undo = DeleteCommand(name, DeleteReplica::UNDO, Discard::kYes);
   for (size_t i = 0; i < answers.size(); ++i) {
     group::v1::Created created;
     if (!answers[i].ok() || !created.ParseFromString(*answers[i]) || !created.is_new()) continue;
@@ -52,12 +53,21 @@ absl::Status CreateAtOthers(const OtherReplicas& others, const engine::HeadConfi
   return created;
 }
 
-absl::Status DeleteAtOthers(const OtherReplicas& others, const std::string& name,
-                            engine::Engine::DiscardGradient discard) {
-  ReplicaCommand command = DeleteCommand(name, discard);
-  command.mutable_remove()->set_check_only(true);
-  if (absl::Status may = others.Ask("DeleteReplica", command); !may.ok()) return may;
-  return others.Ask("DeleteReplica", DeleteCommand(name, discard));
+absl::StatusOr<bool> DeleteAtAll(const OtherReplicas& others, const std::string& name, Discard discard,
+                                 absl::FunctionRef<absl::Status()> delete_here) {
+  absl::Status begun = others.Ask("DeleteReplica", DeleteCommand(name, DeleteReplica::BEGIN, discard));
+  if (begun.ok()) begun = delete_here();
+  if (!begun.ok()) {
+    others.Ask("DeleteReplica", DeleteCommand(name, DeleteReplica::CANCEL, discard)).IgnoreError();
+    return begun;
+  }
+  const OtherReplicas::Answers answers =
+      others.AskEach("DeleteReplica", DeleteCommand(name, DeleteReplica::REMOVE, discard));
+  if (absl::Status removed = FirstError(answers); !removed.ok()) return removed;
+  return std::any_of(answers.begin(), answers.end(), [](const absl::StatusOr<std::string>& answer) {
+    group::v1::Deleted deleted;
+    return deleted.ParseFromString(*answer) && deleted.was_there();
+  });
 }
 
 absl::Status PrepareAtOthers(const OtherReplicas& others, const engine::Head& head,

@@ -5,7 +5,9 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/engine/chunk/head_config.h"
 #include "server/engine/engine.h"
 #include "server/rpc/replicas/replica_questions.h"
@@ -16,10 +18,13 @@ namespace lossd::rpc {
 
 // The head is at all others.
 absl::Status CreateAtOthers(const OtherReplicas& others, const engine::HeadConfig& config);
-// It is at none of them. FAILED_PRECONDITION, and it is still at all, if one has a gradient that is not to be
-// discarded.
-absl::Status DeleteAtOthers(const OtherReplicas& others, const std::string& name,
-                            engine::Engine::DiscardGradient discard);
+// It is at none of them, and delete_here has deleted it here: whether one of the others had it. That is
+// called when all of them take no chunks any more, and an error of its is the end. FAILED_PRECONDITION, and
+// it is still at all, if one has a gradient that is not to be discarded. Whoever is lost once delete_here is
+// done, it is at none in the next epoch.
+absl::StatusOr<bool> DeleteAtAll(const OtherReplicas& others, const std::string& name,
+                                 engine::Engine::DiscardGradient discard,
+                                 absl::FunctionRef<absl::Status()> delete_here);
 // The others have every row of a write that is complete here, and wait for PublishAtOthers with it.
 absl::Status PrepareAtOthers(const OtherReplicas& others, const engine::Head& head,
                              const engine::StagedWrite& write);

@@ -188,7 +188,8 @@ class MeetingReplica final : public ReplicaSet {
   void PublishTogether(std::shared_ptr<engine::Head> head,
                        std::shared_ptr<engine::StagedWrite> write) override;
   absl::Status CreateTogether(const engine::HeadConfig& config) override;
-  absl::Status DeleteTogether(const std::string& name, engine::Engine::DiscardGradient discard) override;
+  absl::StatusOr<bool> DeleteTogether(const std::string& name, engine::Engine::DiscardGradient discard,
+                                      absl::FunctionRef<absl::Status()> delete_here) override;
 
   void Serve(SessionCalls sessions, std::shared_ptr<grpc::Channel> own) override {
     sessions_.Serve(engine_, std::move(sessions));
@@ -576,10 +577,12 @@ absl::Status MeetingReplica::CreateTogether(const engine::HeadConfig& config) {
   return others.ok() ? CreateAtOthers(*others, config) : others.status();
 }
 
-absl::Status MeetingReplica::DeleteTogether(const std::string& name,
-                                            engine::Engine::DiscardGradient discard) {
+absl::StatusOr<bool> MeetingReplica::DeleteTogether(const std::string& name,
+                                                    engine::Engine::DiscardGradient discard,
+                                                    absl::FunctionRef<absl::Status()> delete_here) {
   const absl::StatusOr<OtherReplicas> others = Others();
-  return others.ok() ? DeleteAtOthers(*others, name, discard) : others.status();
+  if (!others.ok()) return others.status();
+  return DeleteAtAll(*others, name, discard, delete_here);
 }
 
 void MeetingReplica::PublishTogether(std::shared_ptr<engine::Head> head,

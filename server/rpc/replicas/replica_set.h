@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -54,7 +55,9 @@ class ReplicaSet {
   virtual void PublishTogether(std::shared_ptr<engine::Head> head,
                                std::shared_ptr<engine::StagedWrite> write) = 0;
   virtual absl::Status CreateTogether(const engine::HeadConfig& config) = 0;
-  virtual absl::Status DeleteTogether(const std::string& name, engine::Engine::DiscardGradient discard) = 0;
+  virtual absl::StatusOr<bool> DeleteTogether(const std::string& name,
+                                              engine::Engine::DiscardGradient discard,
+                                              absl::FunctionRef<absl::Status()> delete_here) = 0;
 
   // The server takes calls from here on, until StopServing: sessions by `sessions`, and at the coordinator
   // those that others pass on at `own`, a channel to it.

@@ -341,3 +341,6 @@ std::vector<std::shared_ptr<engine::Head>> Settling::Summed() const {
 }
 
 }  // namespace lossd::rpc
+  // The coordinator's own are its calls'.
+  if (engine.options().place.coordinates()) return;
+  for (const std::shared_ptr<engine::Head>& head : engine.Heads()) head->CancelDeletion();

@@ -35,7 +35,8 @@ class Settling {
   // Takes the steps that others have taken, lets others take theirs, and fills those that have nothing.
   // UNAVAILABLE if a replica is lost.
   absl::Status Do(const std::shared_ptr<const engine::ReplicaCommunicators>& replicas);
-  // When all have done so: windows are open, but for those that all have summed.
+  // When all have done so: windows are open, but for those that all have summed, and deletions that have not
+  // come to their ends are cancelled.
   void Finish(engine::Engine& engine);
   // Those, which the coordinator goes on to end, or to hold for a flush.
   std::vector<std::shared_ptr<engine::Head>> Summed() const;

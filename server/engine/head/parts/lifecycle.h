@@ -21,6 +21,10 @@ class Lifecycle {
   // No window ends, and nothing is published, until EndRestore: such calls get `status`.
   void BeginRestore(absl::Status status) { restoring_ = std::move(status); }
   void EndRestore() { restoring_ = absl::OkStatus(); }
+  // New chunks wait, until this is over: the head may be deleted.
+  void BeginDeletion() { deleting_ = true; }
+  void CancelDeletion() { deleting_ = false; }
+  bool deleting() const { return deleting_; }
   // The head was deleted, or its device failed: from now on everything gets `status`.
   void End(absl::Status status) { ended_ = std::move(status); }
 
@@ -41,6 +45,7 @@ class Lifecycle {
   absl::Status draining_;
   absl::Status restoring_;
   absl::Status filling_;
+  bool deleting_ = false;
   absl::Status ended_;
 };
 

@@ -98,14 +98,17 @@ void ReplicaServer::CreateHead(const HeadConfig& config) {
   WriteWeights(1);
 }
 
-void ReplicaServer::OpenSession() {
+absl::Status ReplicaServer::OpenSession() {
   const std::string client_key = absl::StrCat("client ", engine_->options().place.replica);
   const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", client_key, 0, 1);
-  EXPECT_TRUE(opened.ok()) << opened.status();
+  if (!opened.ok()) return opened.status();
   sequence_ = opened->info.lanes[0].accepted;
   sent_ = 0;
   listener_ = std::make_shared<RecordingListener>();
-  lane_ = *head()->AttachLane(opened->info.session_id, 0, listener_);
+  absl::StatusOr<LaneAttachment> lane = opened->head->AttachLane(opened->info.session_id, 0, listener_);
+  if (!lane.ok()) return lane.status();
+  lane_ = *std::move(lane);
+  return absl::OkStatus();
 }
 
 void ReplicaServer::WriteWeights(uint64_t seed) {
@@ -125,8 +128,12 @@ void ReplicaServer::WriteWeights(uint64_t seed) {
 }
 
 absl::Status ReplicaServer::TryCompute(uint64_t seed, int64_t tokens, uint64_t generation) {
-  if (!lane_.has_value()) OpenSession();
-  const std::shared_ptr<Head> of = head();
+  const absl::StatusOr<std::shared_ptr<Head>> found = engine_->FindHead("h");
+  if (!found.ok()) return found.status();
+  const std::shared_ptr<Head>& of = *found;
+  absl::Status opened;
+  if (!lane_.has_value()) opened = OpenSession();
+  if (!opened.ok()) return opened;
   const HeadConfig& config = of->config();
   Chunk chunk;
   chunk.sequence = sequence_ + 1;
@@ -147,12 +154,13 @@ absl::Status ReplicaServer::TryCompute(uint64_t seed, int64_t tokens, uint64_t g
   chunk.hidden_type = config.weight_type;
   chunk.hidden_states = Payload::Of(std::move(converted));
   for (;;) {
-    const auto changed = std::make_shared<std::promise<void>>();
+    auto changed = std::make_shared<std::promise<void>>();
+    const std::future<void> may_go_on = changed->get_future();
     const absl::StatusOr<Head::Submission> taken =
-        of->Submit(*lane_, chunk, [changed] { changed->set_value(); });
+        of->Submit(*lane_, chunk, [changed = std::move(changed)] { changed->set_value(); });
     if (!taken.ok()) return taken.status();
     if (*taken == Head::Submission::kTaken) break;
-    changed->get_future().wait();  // what ends the window has to be over
+    may_go_on.wait();  // what ends the window has to be over, or the head is deleted and forgets who waits
   }
   ++sequence_;
   return listener_->AwaitAnswers(++sent_).back().error;

@@ -44,7 +44,7 @@ class ReplicaServer {
     const absl::Status computed = TryCompute(seed, tokens, generation);
     EXPECT_TRUE(computed.ok()) << computed;
   }
-  // ABORTED if it is another window's turn.
+  // ABORTED if it is another window's turn; NOT_FOUND if the head is deleted.
   absl::Status TryCompute(uint64_t seed, int64_t tokens, uint64_t generation);
   // Those of sessions that have added to the window.
   std::vector<SessionMarks> Marks() const { return head()->Info().window_marks; }
@@ -55,7 +55,7 @@ class ReplicaServer {
   void Reconnect() { lane_.reset(); }
 
  private:
-  void OpenSession();
+  absl::Status OpenSession();
 
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<RecordingListener> listener_;

@@ -15,7 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "lossd/group/v1/replica.pb.h"
 #include "server/engine/common/random_id.h"
+#include "server/rpc/replicas/head_commands.h"
 #include "tests/unit/rpc/replicas/set_under_test.h"
 
 namespace lossd::rpc::replica_set_test {
@@ -165,6 +167,105 @@ TEST(JointHeads, NothingIsSaidToSomeOfThemAlone) {
   set.Meet(1);
   set.AwaitWhole();
   EXPECT_TRUE(Commit(head, id).ok()) << "its rows have stayed";
+}
+
+HeadConfig OtherHead() {
+  HeadConfig config = ReplicaServers::AdamWHead();
+  config.name = "other";
+  return config;
+}
+
+bool Has(SetUnderTest& set, int32_t replica, const std::string& name) {
+  return set.servers().at(replica).engine().FindHead(name).ok();
+}
+
+TEST(JointHeads, OneThatOthersAloneHaveCanBeDeleted) {
+  SetUnderTest set(3);
+  set.MeetAll();
+  ASSERT_TRUE(set.servers().at(2).engine().CreateHead(OtherHead()).ok());
+  engine::Engine& coordinator = set.servers().at(0).engine();
+  std::promise<void> released;
+  const absl::Status deleted =
+      coordinator.DeleteHead("other", Discard::kNo, [&released] { released.set_value(); });
+  ASSERT_TRUE(deleted.ok()) << deleted;
+  released.get_future().wait();
+  EXPECT_FALSE(Has(set, 2, "other"));
+  EXPECT_EQ(coordinator.DeleteHead("other", Discard::kNo).code(), absl::StatusCode::kNotFound);
+}
+
+class DeletedHeadTest : public ::testing::Test {
+ protected:
+  DeletedHeadTest() { set_.MeetAll(); }
+  // As the coordinator has its replica do it.
+  absl::Status Do(group::v1::DeleteReplica::Step step) {
+    group::v1::ReplicaCommand command;
+    command.mutable_remove()->set_head("h");
+    command.mutable_remove()->set_step(step);
+    return DoHeadCommand(set_.servers().at(1).engine(), command).status();
+  }
+  std::future<absl::Status> BeginToCompute() {
+    set_.servers().at(1).Reconnect();
+    std::future<absl::Status> computed =
+        std::async(std::launch::async, [this] { return set_.servers().at(1).TryCompute(7, 3, 1); });
+    EXPECT_NE(computed.wait_for(std::chrono::milliseconds(100)), std::future_status::ready) << "it waits";
+    return computed;
+  }
+
+  SetUnderTest set_{2};
+};
+
+TEST_F(DeletedHeadTest, ChunksGoOnWhenItIsRefusedElsewhere) {
+  ASSERT_TRUE(Do(group::v1::DeleteReplica::BEGIN).ok());
+  std::future<absl::Status> computed = BeginToCompute();
+  ASSERT_TRUE(Do(group::v1::DeleteReplica::CANCEL).ok());
+  const absl::Status taken = computed.get();
+  EXPECT_TRUE(taken.ok()) << taken;
+  EXPECT_EQ(Do(group::v1::DeleteReplica::BEGIN).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(DeletedHeadTest, AChunkThatComesMeanwhileDoesNotKeepItAtOneReplica) {
+  ASSERT_TRUE(Do(group::v1::DeleteReplica::BEGIN).ok());
+  const std::shared_ptr<engine::Head> head = set_.servers().at(1).head();
+  std::future<absl::Status> computed = BeginToCompute();
+  const absl::Status removed = Do(group::v1::DeleteReplica::REMOVE);
+  EXPECT_TRUE(removed.ok()) << removed;
+  EXPECT_FALSE(computed.get().ok());
+}
+
+TEST_F(DeletedHeadTest, ChunksGoOnWhenTheCoordinatorIsLostMeanwhile) {
+  ASSERT_TRUE(Do(group::v1::DeleteReplica::BEGIN).ok());
+  std::future<absl::Status> computed = BeginToCompute();
+  set_.Replace(0);
+  set_.AwaitWhole();
+  const absl::Status taken = computed.get();
+  EXPECT_TRUE(taken.ok()) << taken;
+}
+
+TEST_F(DeletedHeadTest, ChunksGoOnAtTheCoordinatorWhenAnotherReplicaRefuses) {
+  set_.servers().at(1).Compute(7, 3);
+  EXPECT_EQ(set_.servers().at(0).engine().DeleteHead("h", Discard::kNo).code(),
+            absl::StatusCode::kFailedPrecondition);
+  set_.servers().at(0).Compute(8, 3);
+  set_.servers().at(1).Compute(9, 3);
+}
+
+// Whatever wins: it is at all, with the chunk, or at none.
+TEST_F(DeletedHeadTest, ChunksThatRaceWithADeletionLeaveItAtAllOrAtNone) {
+  for (int round = 0; round < 20; ++round) {
+    std::future<absl::Status> computed =
+        std::async(std::launch::async, [this] { return set_.servers().at(1).TryCompute(7, 3, 1); });
+    const absl::Status deleted = set_.servers().at(0).engine().DeleteHead("h", Discard::kNo);
+    const absl::Status taken = computed.get();
+    EXPECT_NE(deleted.ok(), taken.ok()) << deleted << ", " << taken;
+    ASSERT_EQ(Has(set_, 0, "h"), !deleted.ok());
+    ASSERT_EQ(Has(set_, 1, "h"), !deleted.ok());
+    if (!deleted.ok()) {
+      ASSERT_TRUE(set_.servers().at(0).engine().DeleteHead("h", Discard::kYes).ok());
+    }
+    ASSERT_TRUE(set_.servers().at(0).engine().CreateHead(ReplicaServers::AdamWHead()).ok());
+    set_.servers().at(0).WriteWeights(1);
+    set_.servers().at(1).Reconnect();
+  }
 }
 
 class FaultyWritesTest : public ::testing::TestWithParam<Kills> {};

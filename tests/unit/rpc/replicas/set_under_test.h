@@ -117,8 +117,9 @@ class SetUnderTest {
     options.create_together = [this](const HeadConfig& head) {
       return started_ ? sets_.at(0)->CreateTogether(head) : absl::OkStatus();
     };
-    options.delete_together = [this](const std::string& name, engine::Engine::DiscardGradient discard) {
-      return sets_.at(0)->DeleteTogether(name, discard);
+    options.delete_together = [this](const std::string& name, engine::Engine::DiscardGradient discard,
+                                     absl::FunctionRef<absl::Status()> delete_here) {
+      return sets_.at(0)->DeleteTogether(name, discard, delete_here);
     };
     options.publish_together = [this](std::shared_ptr<engine::Head> head,
                                       std::shared_ptr<engine::StagedWrite> write) {
