@@ -12,6 +12,7 @@
 #include "server/engine/common/monotonic_clock.h"
 #include "server/engine/common/random_id.h"
 #include "server/engine/memory/process_memory.h"
+#include "server/engine/replicas/window_ending.h"
 
 namespace lossd::engine {
 namespace {
@@ -84,13 +85,19 @@ GroupReport Engine::Group() const {
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
   if (options_.create_together == nullptr) return CreateHead(config, false);
-  const bool was_there = FindHead(config.name).ok();
   const MutexLock together(together_mutex_);
+  const bool was_there = FindHead(config.name).ok();
   absl::StatusOr<std::shared_ptr<Head>> head = CreateHead(config, false);
   if (!head.ok()) return head;
   const absl::Status all = options_.create_together(config);
-  if (all.ok()) return head;
-  if (!was_there) DropHead(config.name);
+  const absl::StatusOr<std::shared_ptr<Head>> now = FindHead(config.name);
+  if (all.ok() && now.ok() && *now == *head) return head;
+  if (all.ok()) {
+    return absl::UnavailableError(absl::StrCat("the replicas have met again while head ", config.name,
+                                               " was created; create it again"));
+  }
+  // If one was lost, those that are left agree on it when they meet again.
+  if (!was_there && !IsReplicaLost(all)) DropHead(config.name);
   return all;
 }
 
@@ -192,12 +199,6 @@ absl::Status Engine::DeleteAtAll(const std::string& name, DiscardGradient discar
   if (head.ok()) {
     if (absl::Status may = (*head)->BeginDeletion(discard); !may.ok()) return may;
   }
-  if (options_.checkpoints == nullptr) return RemoveHead(name, discard, std::move(released));
-  const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
-  if (!head.ok()) return head.status();
-  if (absl::Status may = (*head)->CheckDiscard(discard); !may.ok()) return may;
-  // Its checkpoints stay, but no start brings it back. First: if this fails, nothing has changed.
-  if (absl::Status marked = options_.checkpoints->MarkDeleted(name); !marked.ok()) return marked;
   // The memory here is free again, and it is deleted at all others.
   const auto missing = std::make_shared<std::atomic<int>>(2);
   const auto one_less = [missing, released] {
@@ -218,6 +219,12 @@ absl::Status Engine::DeleteAtAll(const std::string& name, DiscardGradient discar
 
 absl::Status Engine::DeleteHere(const std::string& name, DiscardGradient discard,
                                 std::function<void()> released) {
+  if (options_.checkpoints == nullptr) return RemoveHead(name, discard, std::move(released));
+  const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
+  if (!head.ok()) return head.status();
+  if (absl::Status may = (*head)->CheckDiscard(discard); !may.ok()) return may;
+  // Its checkpoints stay, but no start brings it back. First: if this fails, nothing has changed.
+  if (absl::Status marked = options_.checkpoints->MarkDeleted(name); !marked.ok()) return marked;
   absl::Status removed = RemoveHead(name, discard, std::move(released));
   // The head lives on: a chunk came meanwhile, whose gradient must not be discarded.
   if (!removed.ok()) options_.checkpoints->MarkLive(name).IgnoreError();

@@ -6,6 +6,8 @@
 #include <future>
 #include <optional>
 #include <random>
+#include <set>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -265,6 +267,7 @@ class MeetingReplica final : public ReplicaSet {
   uint64_t history_ = 0;
   uint64_t heard_history_ = 0;
   uint64_t agreed_history_ = 0;  // that of this epoch
+  std::set<std::string> unfilled_;
 
   mutable engine::Mutex mutex_;
   engine::CondVar changed_;
@@ -445,7 +448,7 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
 
 absl::StatusOr<Settling> MeetingReplica::Agree(
     Rendezvous& rendezvous, Meeting& meeting, std::shared_ptr<const engine::ReplicaCommunicators>* replicas) {
-  group::v1::ReplicaHello own = HelloOf(*engine_);
+  group::v1::ReplicaHello own = HelloOf(*engine_, unfilled_);
   own.set_history(history_);
   own.set_heard_history(heard_history_);
   own.set_new_history(RandomHistory());
@@ -473,6 +476,7 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   if (absl::Status all = AllGather(rendezvous, "settled", nullptr); !all.ok()) return all;
   if (empty[static_cast<size_t>(options_.place.replica)]) engine_->replicas().NoteRefill();
   agreed_history_ = *history;
+  unfilled_ = settling->unfilled();
   return settling;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <future>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -29,10 +30,11 @@ using telemetry::LogLevel;
 struct Everywhere {
   v1::CreateHeadRequest config;
   std::vector<std::optional<PartState>> parts;
+  bool unfilled = false;  // at one of those that have none, which is not empty
 };
 
-// By name. Heads that not all have who have anything are left out: who creates or deletes one does so at all
-// of them, or asks again.
+// By name. Heads that not all have who have anything are left out, but for those that they could not be
+// filled with.
 std::map<std::string, Everywhere> HeadsOf(const std::vector<group::v1::ReplicaHello>& hellos,
                                           const std::vector<bool>& empty) {
   std::map<std::string, Everywhere> heads;
@@ -45,12 +47,22 @@ std::map<std::string, Everywhere> HeadsOf(const std::vector<group::v1::ReplicaHe
       head.parts[replica] = ToEngine(part);
     }
   }
-  std::erase_if(heads, [&](const auto& head) {
+  const auto lacks = [&](const Everywhere& head, size_t replica) {
+    return !empty[replica] && !head.parts[replica].has_value();
+  };
+  const auto unfilled = [&](const std::string& name, size_t replica) {
+    const auto& names = hellos[replica].unfilled();
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  for (auto it = heads.begin(); it != heads.end();) {
+    bool everywhere = true;
     for (size_t replica = 0; replica < hellos.size(); ++replica) {
-      if (!empty[replica] && !head.second.parts[replica].has_value()) return true;
+      if (!lacks(it->second, replica)) continue;
+      everywhere &= unfilled(it->first, replica);
+      it->second.unfilled = true;
     }
-    return false;
-  });
+    it = everywhere ? std::next(it) : heads.erase(it);
+  }
   return heads;
 }
 
@@ -183,11 +195,12 @@ void Told(const absl::Status& status) {
 
 }  // namespace
 
-group::v1::ReplicaHello HelloOf(const engine::Engine& engine) {
+group::v1::ReplicaHello HelloOf(const engine::Engine& engine, const std::set<std::string>& unfilled) {
   group::v1::ReplicaHello hello;
   for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
     if (!head->IsBeingFilled()) ToProto(head->config(), head->part(), hello.add_heads());
   }
+  for (const std::string& head : unfilled) hello.add_unfilled(head);
   return hello;
 }
 
@@ -244,10 +257,12 @@ absl::StatusOr<Settling> Settling::Decide(engine::Engine& engine, const engine::
   std::set<std::string> left;
   for (const auto& [name, everywhere] : HeadsOf(hellos, empty)) {
     absl::StatusOr<Deed> deed = DeedOf(everywhere.parts, place);
-    if (absl::IsInternal(deed.status())) {  // no reason to keep the other heads
+    // No reason to keep the other heads, nor is it that one is lost which some could not be filled with.
+    if (absl::IsInternal(deed.status()) || (everywhere.unfilled && !deed.ok())) {
       Log(LogLevel::kError, "the replicas of a head contradict each other: its windows do not end",
           {{"head", name}, {"reason", std::string(deed.status().message())}});
       left.insert(name);
+      if (!everywhere.parts[static_cast<size_t>(place.replica)].has_value()) settling.unfilled_.insert(name);
       continue;
     }
     if (!deed.ok()) return deed.status();
@@ -264,17 +279,18 @@ absl::StatusOr<Settling> Settling::Decide(engine::Engine& engine, const engine::
     }
     settling.deeds_.push_back(*std::move(deed));
   }
-  // Nothing ends the window of a head that not all have.
+  std::set<std::string> said;
+  for (const group::v1::HeadPart& part : hellos[static_cast<size_t>(place.replica)].heads()) {
+    said.insert(part.config().config().name());
+  }
   for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
+    const std::string& name = head->config().name;
     const bool known = std::any_of(settling.deeds_.begin(), settling.deeds_.end(),
                                    [&](const Deed& deed) { return deed.head == head; });
-    if (known || left.contains(head->config().name)) continue;
-    // One that is half filled, or half stepped, comes to nothing without those that had it.
-    if (head->IsBeingFilled() || head->part().phase == EndingPhase::kStepping) {
-      engine.DropHead(head->config().name);
-    } else {
-      settling.deeds_.push_back({.head = head});
-    }
+    if (known) continue;
+    // Half filled, or not at all: who has just created one has said nothing of it, and goes on to do so at
+    // all.
+    if (head->IsBeingFilled() || (said.contains(name) && !left.contains(name))) engine.DropHead(name);
   }
   return settling;
 }
@@ -330,6 +346,9 @@ void Settling::Finish(engine::Engine& engine) {
       deed.head->ReopenPart(engine::ReplicaLost("a replica was lost; the window is open again"));
     }
   }
+  // The coordinator's own are its calls'.
+  if (engine.options().place.coordinates()) return;
+  for (const std::shared_ptr<engine::Head>& head : engine.Heads()) head->CancelDeletion();
 }
 
 std::vector<std::shared_ptr<engine::Head>> Settling::Summed() const {
@@ -341,6 +360,3 @@ std::vector<std::shared_ptr<engine::Head>> Settling::Summed() const {
 }
 
 }  // namespace lossd::rpc
-  // The coordinator's own are its calls'.
-  if (engine.options().place.coordinates()) return;
-  for (const std::shared_ptr<engine::Head>& head : engine.Heads()) head->CancelDeletion();

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,15 @@
 
 namespace lossd::rpc {
 
-// What this replica has, without its history.
-group::v1::ReplicaHello HelloOf(const engine::Engine& engine);
+// What this replica has, without its history. `unfilled`: Settling's, of the epoch before.
+group::v1::ReplicaHello HelloOf(const engine::Engine& engine, const std::set<std::string>& unfilled);
 
 class Settling {
  public:
   // From what all replicas have said, in their order; all of them come to the same. FAILED_PRECONDITION or
   // INTERNAL if they cannot be replicas of the same heads: then nothing is done. A replica that is `empty`
-  // begins with the heads that the others have: RESOURCE_EXHAUSTED if it cannot.
+  // begins with the heads that the others have: RESOURCE_EXHAUSTED if it cannot. What a replica has not that
+  // is not empty, nobody has from here on: who creates or deletes a head does so at all of them.
   static absl::StatusOr<Settling> Decide(engine::Engine& engine, const engine::ReplicaPlace& place,
                                          const std::vector<group::v1::ReplicaHello>& hellos,
                                          const std::vector<bool>& empty);
@@ -40,6 +42,8 @@ class Settling {
   void Finish(engine::Engine& engine);
   // Those, which the coordinator goes on to end, or to hold for a flush.
   std::vector<std::shared_ptr<engine::Head>> Summed() const;
+  // Heads that this replica has not, since those that others have contradict each other.
+  const std::set<std::string>& unfilled() const { return unfilled_; }
 
  private:
   struct Deed {
@@ -62,6 +66,7 @@ class Settling {
   static absl::StatusOr<Deed> DeedOf(const Parts& parts, const engine::ReplicaPlace& place);
 
   std::vector<Deed> deeds_;  // by name: what replicas exchange must have one order everywhere
+  std::set<std::string> unfilled_;
 };
 
 }  // namespace lossd::rpc

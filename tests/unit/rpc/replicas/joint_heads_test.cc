@@ -179,6 +179,38 @@ bool Has(SetUnderTest& set, int32_t replica, const std::string& name) {
   return set.servers().at(replica).engine().FindHead(name).ok();
 }
 
+// The coordinator was lost, or a connection, when some had deleted the head.
+TEST(JointHeads, OneThatSomeHaveDeletedIsDeletedInTheNextEpoch) {
+  SetUnderTest set(3);
+  set.MeetAll();
+  ASSERT_TRUE(set.servers().at(0).engine().CreateHead(OtherHead()).ok());
+  set.servers().at(1).engine().DropHead("other");
+  set.MeetAgain();
+  for (int32_t replica = 0; replica < 3; ++replica) {
+    EXPECT_FALSE(Has(set, replica, "other")) << "at replica " << replica;
+    EXPECT_TRUE(Has(set, replica, "h")) << "at replica " << replica;
+  }
+  HeadConfig another = OtherHead();
+  another.hidden_size *= 2;
+  EXPECT_TRUE(set.servers().at(0).engine().CreateHead(another).ok());
+}
+
+TEST(JointHeads, OneThatSomeHaveCreatedIsDeletedInTheNextEpoch) {
+  for (int32_t creator = 0; creator < 2; ++creator) {
+    SetUnderTest set(3);
+    set.MeetAll();
+    ASSERT_TRUE(set.servers().at(0).engine().CreateHead(OtherHead()).ok());
+    for (int32_t replica = 0; replica < 3; ++replica) {
+      if (replica != creator) set.servers().at(replica).engine().DropHead("other");
+    }
+    set.Replace(2);
+    set.AwaitWhole();
+    for (int32_t replica = 0; replica < 3; ++replica) {
+      EXPECT_FALSE(Has(set, replica, "other")) << "at replica " << replica << " of creator " << creator;
+    }
+  }
+}
+
 TEST(JointHeads, OneThatOthersAloneHaveCanBeDeleted) {
   SetUnderTest set(3);
   set.MeetAll();
@@ -191,6 +223,38 @@ TEST(JointHeads, OneThatOthersAloneHaveCanBeDeleted) {
   released.get_future().wait();
   EXPECT_FALSE(Has(set, 2, "other"));
   EXPECT_EQ(coordinator.DeleteHead("other", Discard::kNo).code(), absl::StatusCode::kNotFound);
+}
+
+// Its replicas contradict each other, so that one which comes back is not given it: that is no deletion.
+TEST(JointHeads, OneThatAReplicaCouldNotBeFilledWithStays) {
+  SetUnderTest set(4);
+  set.MeetAll();
+  const std::vector<float> rows = set.servers().at(0).Weights();
+  set.servers().at(3).WriteWeights(2);
+  set.Replace(1);
+  set.AwaitWhole();
+  EXPECT_FALSE(Has(set, 1, "h"));
+  set.MeetAgain();
+  for (const int32_t replica : {0, 2, 3}) ASSERT_TRUE(Has(set, replica, "h")) << "at replica " << replica;
+  set.Replace(3);  // which has contradicted
+  set.AwaitWhole();
+  for (int32_t replica = 0; replica < 4; ++replica) {
+    ASSERT_TRUE(Has(set, replica, "h")) << "at replica " << replica;
+    EXPECT_EQ(set.servers().at(replica).Weights(), rows) << "at replica " << replica;
+  }
+}
+
+// Nobody who is left has all of it: the other heads go on.
+TEST(JointHeads, OneThatCannotBeFilledAnyMoreHoldsUpNobody) {
+  SetUnderTest set(3);
+  set.MeetAll();
+  set.servers().at(2).WriteWeights(2);
+  set.Replace(1);
+  set.AwaitWhole();
+  set.Replace(2);
+  set.AwaitWhole();
+  EXPECT_TRUE(Has(set, 0, "h"));
+  EXPECT_TRUE(set.servers().at(0).engine().CreateHead(OtherHead()).ok());
 }
 
 class DeletedHeadTest : public ::testing::Test {

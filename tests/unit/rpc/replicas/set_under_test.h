@@ -87,6 +87,16 @@ class SetUnderTest {
       while (!set->Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
+  // All connections are cut, and all meet again, each with what it has.
+  void MeetAgain() {
+    std::map<int32_t, uint64_t> before;
+    for (auto& [replica, set] : sets_) before[replica] = EpochsOf(replica);
+    proxy_.CutAll();
+    for (auto& [replica, set] : sets_) {
+      while (EpochsOf(replica) == before[replica]) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    AwaitWhole();
+  }
   // As a trainer asks, until it has an answer: ask() begins to.
   template <class Ask>
   static auto UntilAnswered(Ask ask) {
@@ -106,6 +116,7 @@ class SetUnderTest {
   }
 
  private:
+  uint64_t EpochsOf(int32_t replica) { return servers_.at(replica).engine().replicas().Read().epochs; }
   static int FreePort() {
     const FaultProxy taken("127.0.0.1:1");
     return taken.port();
