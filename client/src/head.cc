@@ -6,6 +6,7 @@
 #include "client/src/common/head_impl.h"
 #include "client/src/common/random_key.h"
 #include "client/src/connection/grpc_status.h"
+#include "client/src/gradient/window_call.h"
 #include "client/src/session/session.h"
 #include "lossd/client.h"
 
@@ -23,7 +24,8 @@ absl::StatusOr<HeadInfo> Head::Info() const {
   return internal::FromProto(*head);
 }
 
-absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag) const {
+absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag,
+                                                     std::span<const SessionMarks> marks) const {
   v1::SaveCheckpointRequest request;
   request.set_head(config().name);
   request.set_tag(tag);
@@ -33,12 +35,13 @@ absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag) con
   request.set_incarnation(life.incarnation);
   if (life.history != 0) request.set_history(life.history);
   if (life.known()) request.set_restores(impl_->context->restores());
+  if (impl_->context->connection().Has("checkpoint_marks"))
+    internal::AddMarks(*impl_->context, marks, &request);
   const auto saved = impl_->context->connection().Call(&v1::HeadService::Stub::AsyncSaveCheckpoint, request,
                                                        internal::kWorkCall);
   if (const auto position = internal::PositionOf(saved.status());
       position && absl::IsAborted(saved.status())) {
-    return internal::WindowLostError(config().name, position->generation(),
-                                     "the head was restored from a checkpoint");
+    return internal::WindowLostError(config().name, position->generation(), internal::CauseOfLoss(life));
   }
   if (!saved.ok()) return saved.status();
   return SavedCheckpoint{internal::FromProto(saved->checkpoint()),

@@ -102,10 +102,12 @@ struct OpenedSession {
   bool is_new = false;  // made by this call
 };
 
-// What a head went through.
+// What a head went through, and has in its window.
 struct CheckpointPast {
   std::string incarnation = {};  // of the server; empty: any
   std::optional<uint64_t> restores = {};
+  uint64_t history = 0;                  // HistoryOf; 0: any
+  std::vector<SessionMarks> marks = {};  // Head::Save
 };
 
 struct SavedCheckpoint {
@@ -192,7 +194,8 @@ class Engine {
 
   // Checkpoints (engine_checkpoints.cc). They wait for the disk, and are made one at a time.
 
-  // `expected`: what the caller knows of the head; ABORTED if it is another one's past by now.
+  // `expected`: what the caller knows of the head; ABORTED if it is another one's past by now, and as
+  // Head::Save if its window is another one.
   absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& head, const std::string& tag,
                                                  const CheckpointPast& expected = {});
   // The newest if `tag` is empty. A head that is not there is created. If an error does not say otherwise
@@ -260,9 +263,13 @@ class Engine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);
   absl::StatusOr<SessionMemory> TakeMemory(const HeadConfig& config)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);
-  absl::StatusOr<SavedCheckpoint> Save(Head& head, const std::string& tag, Head::SaveAs as)
+  absl::Status CheckPast(const Head& head, const CheckpointPast& expected) const;
+  using Marks = std::vector<SessionMarks>;
+  absl::StatusOr<SavedCheckpoint> Save(Head& head, const std::string& tag, Head::SaveAs as,
+                                       const Marks& named = {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
-  absl::StatusOr<SavedCheckpoint> SaveUncounted(Head& head, const std::string& tag, Head::SaveAs as)
+  absl::StatusOr<SavedCheckpoint> SaveUncounted(Head& head, const std::string& tag, Head::SaveAs as,
+                                                const Marks& named)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   void DeleteBeyondKept(SavedCheckpoint* saved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   void MeasureCheckpoints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
@@ -282,7 +289,7 @@ class Engine {
   absl::Status CheckKeepsCheckpoints() const;
   bool IsAtOthers(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<CheckpointReplicas> FindReplicas(const Head& head, absl::Duration timeout) const;
-  absl::StatusOr<HeadCheckpoint> WriteState(Head& head, Head::SaveAs as, StateSink* sink);
+  absl::StatusOr<HeadCheckpoint> WriteState(Head& head, Head::SaveAs as, const Marks& named, StateSink* sink);
   absl::Status CreateAtOthers(const HeadConfig& config);
   absl::Status RestoreAll(Head& head, const RestoreNumbers& numbers,
                           const std::shared_ptr<const CheckpointReader>& reader)

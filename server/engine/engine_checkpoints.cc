@@ -56,20 +56,32 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, 
   const MutexLock saving(checkpoint_mutex_);  // no restore meanwhile, and the head is not deleted
   const absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head);
   if (!found.ok()) return found.status();
-  const bool same_server = expected.incarnation.empty() || expected.incarnation == incarnation_;
-  if (!same_server || expected.restores.value_or((*found)->restores()) != (*found)->restores()) {
-    absl::Status status = MakeError(
-        absl::StatusCode::kAborted, RejectReason::kIncarnation, same_server ? "restores" : "incarnation",
-        absl::StrCat("head ", head,
-                     " was restored from a checkpoint since, or is another server's: what was "
-                     "done before may be undone, and is not saved"));
-    AttachPosition(&status, Position{incarnation_, (*found)->Info().generation, {}});
-    return status;
-  }
-  absl::StatusOr<SavedCheckpoint> saved = Save(**found, tag, Head::SaveAs::kTagged);
+  if (absl::Status same = CheckPast(**found, expected); !same.ok()) return same;
+  absl::StatusOr<SavedCheckpoint> saved = Save(**found, tag, Head::SaveAs::kTagged, expected.marks);
   if (saved.ok()) DeleteBeyondKept(&*saved);
   MeasureCheckpoints();
   return saved;
+}
+
+absl::Status Engine::CheckPast(const Head& head, const CheckpointPast& expected) const {
+  const uint64_t restores = head.restores();
+  absl::string_view other;
+  if (!expected.incarnation.empty() && expected.incarnation != incarnation_) {
+    other = "incarnation";
+  } else if (expected.history != 0 && expected.history != HistoryOf(replicas_.Read().history, restores)) {
+    other = "history";
+  } else if (expected.restores.value_or(restores) != restores) {
+    other = "restores";
+  } else {
+    return absl::OkStatus();
+  }
+  absl::Status status =
+      MakeError(absl::StatusCode::kAborted, RejectReason::kIncarnation, other,
+                absl::StrCat("head ", head.config().name,
+                             " was restored from a checkpoint since, or is another server's: what was "
+                             "done before may be undone, and is not saved"));
+  AttachPosition(&status, Position{incarnation_, head.Info().generation, {}});
+  return status;
 }
 
 void Engine::DeleteBeyondKept(SavedCheckpoint* saved) {
@@ -116,9 +128,10 @@ CheckpointDisk Engine::ReadCheckpointDisk() const {
   return {.used = counters_.checkpoint_used_bytes, .free = space->free, .total = space->total};
 }
 
-absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag, Head::SaveAs as) {
+absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag, Head::SaveAs as,
+                                             const Marks& named) {
   const absl::Time begun = absl::Now();
-  absl::StatusOr<SavedCheckpoint> saved = SaveUncounted(head, tag, as);
+  absl::StatusOr<SavedCheckpoint> saved = SaveUncounted(head, tag, as, named);
   Count(saved.ok(), begun, &counters_.checkpoint_saves);
   if (saved.ok()) {
     counters_.checkpoint_bytes += static_cast<uint64_t>(saved->bytes_written);
@@ -127,11 +140,12 @@ absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag,
   return saved;
 }
 
-absl::StatusOr<SavedCheckpoint> Engine::SaveUncounted(Head& head, const std::string& tag, Head::SaveAs as) {
+absl::StatusOr<SavedCheckpoint> Engine::SaveUncounted(Head& head, const std::string& tag, Head::SaveAs as,
+                                                      const Marks& named) {
   CheckpointStore& store = *options_.checkpoints;
   absl::StatusOr<std::unique_ptr<CheckpointWriter>> writer = store.Begin(head.config().name, tag);
   if (!writer.ok()) return writer.status();
-  absl::StatusOr<HeadCheckpoint> checkpoint = WriteState(head, as, writer->get());
+  absl::StatusOr<HeadCheckpoint> checkpoint = WriteState(head, as, named, writer->get());
   if (!checkpoint.ok()) return checkpoint.status();
   const absl::StatusOr<CheckpointInfo> info = store.Commit(**writer, *std::move(checkpoint));
   if (!info.ok()) return info.status();
@@ -143,14 +157,15 @@ absl::StatusOr<CheckpointReplicas> Engine::FindReplicas(const Head& head, absl::
   return absl::UnimplementedError("this server has no way to the other replicas");
 }
 
-absl::StatusOr<HeadCheckpoint> Engine::WriteState(Head& head, Head::SaveAs as, StateSink* sink) {
+absl::StatusOr<HeadCheckpoint> Engine::WriteState(Head& head, Head::SaveAs as, const Marks& named,
+                                                  StateSink* sink) {
   if (options_.place.shared()) {
     const absl::StatusOr<CheckpointReplicas> replicas = FindReplicas(head, absl::ZeroDuration());
     if (!replicas.ok()) return replicas.status();
-    return SaveTogether(head.shared_from_this(), *replicas, sink);
+    return SaveTogether(head.shared_from_this(), *replicas, named, sink);
   }
   std::promise<absl::StatusOr<HeadCheckpoint>> written;
-  head.Save(as, sink, [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
+  head.Save(as, named, sink, [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
     written.set_value(std::move(checkpoint));
   });
   return written.get_future().get();

@@ -519,8 +519,11 @@ class Head {
   // checkpoints. A tag that is taken is replaced once the new one is whole. FAILED_PRECONDITION if the server
   // has no such folder, or a flush holds the window; RESOURCE_EXHAUSTED if its disk is full, and nothing has
   // changed. Says that the window is lost (IsWindowLost), and saves nothing, if the head was restored since
-  // this process opened a session of it.
-  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& tag) const;
+  // this process opened a session of it. `marks` as of Flush: the checkpoint has that, or FAILED_PRECONDITION
+  // names the difference; of a head over replicas it also says that the window is lost if one of them was
+  // with what these sessions had added. None: whatever the window has.
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& tag,
+                                                 std::span<const SessionMarks> marks = {}) const;
   // Tells of the window's gradient times `gradient_scale`, once `marks` are applied (of every session that
   // contributed; none: of what is applied, without deterministic sessions' unfinished tiles). Nothing moves.
   absl::StatusOr<lossd::GradientStats> GradientStats(std::span<const SessionMarks> marks,

@@ -11,6 +11,12 @@ bool MayBeDone(const absl::Status& status) {
          WasInterrupted(status);
 }
 
+const char* CauseOfLoss(const ServerLife& life) {
+  return life.history == 0 ? "the head was restored from a checkpoint"
+                           : "the head was restored from a checkpoint, or a replica was lost with what its "
+                             "sessions had added";
+}
+
 absl::Status WindowCall::FindServer() {
   // A server that was restarted since answers with heads, sessions or generations that are not ours.
   life_ = head_.life();
@@ -51,10 +57,7 @@ absl::Status WindowCall::Explain(const absl::Status& status) const {
                            "the server was restarted before the window ended");
   }
   if (restored) {
-    return WindowLostError(head_.config().name, generation,
-                           life_.history == 0 ? "the head was restored from a checkpoint"
-                                              : "the head was restored from a checkpoint, or a replica was "
-                                                "lost with what its sessions had added");
+    return WindowLostError(head_.config().name, generation, CauseOfLoss(life_));
   }
   return status;
 }

@@ -16,6 +16,9 @@ namespace lossd::internal {
 // Whether the server may have done what it was asked for although there is no answer.
 bool MayBeDone(const absl::Status& status);
 
+// Of what is of another past than the head's.
+const char* CauseOfLoss(const ServerLife& life);
+
 // With what they are of, if the server knows to look at that.
 template <class Request>
 void AddMarks(const HeadContext& head, std::span<const SessionMarks> marks, Request* request) {

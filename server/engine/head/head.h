@@ -295,7 +295,10 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Only a server that goes away saves a window that a flush holds.
   enum class SaveAs { kTagged, kDrained };
   // Writes every file but the manifest, of one moment between two batches; `done` gets what that has to say.
-  void Save(SaveAs as, StateSink* sink, std::function<void(absl::StatusOr<HeadCheckpoint>)> done);
+  // `named`: marks that the window is to have, as ApplyStep takes them; FAILED_PRECONDITION or ABORTED if it
+  // has others. None: whatever it has.
+  using SavedCallback = std::function<void(absl::StatusOr<HeadCheckpoint>)>;
+  void Save(SaveAs as, std::vector<SessionMarks> named, StateSink* sink, SavedCallback done);
   // kDrained: nothing happened since the save, so sessions go on. kTagged: everything since the save is
   // undone; streams end, and the weights get a version that no weights had before.
   enum class RestoreAs { kTagged, kDrained };
@@ -324,7 +327,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void EndSave();
   // What this replica is between two of its batches, of which no other starts until SumCapturedPart or
   // ReleaseCaptured. Its `gradients` say whether it has one. FAILED_PRECONDITION if it is at another place.
-  void CapturePart(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done);
+  // `named` are those of all replicas, as Save's.
+  void CapturePart(const WindowPlace& place, std::vector<SessionMarks> named, SavedCallback done);
   // Adds up the gradients of that moment: SumSlices.
   void SumCapturedPart(std::shared_ptr<const ReplicaCommunicators> replicas,
                        std::function<void(absl::Status)> done);
@@ -570,9 +574,13 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status ComputeLogits(LogitsCall& call);
 
   // Checkpoints (head_checkpoint.cc).
-  using SavedCallback = std::function<void(absl::StatusOr<HeadCheckpoint>)>;
-  void SaveNow(SaveAs as, StateSink* sink, SavedCallback done);
-  absl::StatusOr<CapturedHead> CaptureLocked(SaveAs as) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SaveNow(SaveAs as, std::vector<SessionMarks> named, StateSink* sink, SavedCallback done);
+  absl::StatusOr<CapturedHead> CaptureLocked(SaveAs as, const std::vector<SessionMarks>& named) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckCapturedLocked(const std::vector<SessionMarks>& named, const HeadCheckpoint& state) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nothing of it was in the window since.
+  bool IsAsLastStepLeftItLocked(const SessionMarks& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<GradientFile> GradientFilesLocked(const HeadCheckpoint& state) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   StateKeys KeysLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -600,7 +608,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckEpochLocked(uint64_t epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // HeadEnvironment::end_together, now or at EndSave.
   void EndTogether(WindowEnd end) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<HeadCheckpoint> CapturePartNow(uint64_t epoch, const WindowPlace& place)
+  absl::StatusOr<HeadCheckpoint> CapturePartNow(uint64_t epoch, const WindowPlace& place,
+                                                const std::vector<SessionMarks>& named)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status SumCapturedNow(const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<RestoringPart> BeginRestorePartNow(uint64_t epoch) ABSL_LOCKS_EXCLUDED(mutex_);

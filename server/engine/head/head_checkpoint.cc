@@ -40,14 +40,15 @@ uint64_t Head::restores() const {
 
 // Saving
 
-void Head::Save(SaveAs as, StateSink* sink, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
+void Head::Save(SaveAs as, std::vector<SessionMarks> named, StateSink* sink, SavedCallback done) {
   // Not PostLast: what tiles hold stays there, so that the sum is that of an undisturbed run.
-  environment_.scheduler->Post(this, [self = shared_from_this(), as, sink, done = std::move(done)]() mutable {
-    self->SaveNow(as, sink, std::move(done));
+  environment_.scheduler->Post(this, [self = shared_from_this(), as, named = std::move(named), sink,
+                                      done = std::move(done)]() mutable {
+    self->SaveNow(as, std::move(named), sink, std::move(done));
   });
 }
 
-void Head::SaveNow(SaveAs as, StateSink* sink, SavedCallback done) {
+void Head::SaveNow(SaveAs as, std::vector<SessionMarks> named, StateSink* sink, SavedCallback done) {
   absl::StatusOr<CapturedHead> captured = CapturedHead{};
   bool settled = false;
   {
@@ -55,9 +56,10 @@ void Head::SaveNow(SaveAs as, StateSink* sink, SavedCallback done) {
     // With the same lock as what follows: an abort between the two would have the window say more than its
     // gradient holds.
     settled = window_work_ == 0;
-    if (settled) captured = CaptureLocked(as);
+    if (settled) captured = CaptureLocked(as, named);
   }
-  if (!settled) return Save(as, sink, std::move(done));  // behind the work that came while this waited
+  if (!settled)
+    return Save(as, std::move(named), sink, std::move(done));  // behind the work that came while this waited
   if (!captured.ok()) return done(captured.status());
   HeadStateWriter writer(&config_, backend_.get(), sink);
   const absl::Status written = writer.Write(&*captured);
@@ -66,7 +68,7 @@ void Head::SaveNow(SaveAs as, StateSink* sink, SavedCallback done) {
   done(std::move(captured->state));
 }
 
-absl::StatusOr<CapturedHead> Head::CaptureLocked(SaveAs as) const {
+absl::StatusOr<CapturedHead> Head::CaptureLocked(SaveAs as, const std::vector<SessionMarks>& named) const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
   if (window_.state() == WindowState::kSealed && as == SaveAs::kTagged) {
     return Refused(absl::StatusCode::kFailedPrecondition,
@@ -86,9 +88,33 @@ absl::StatusOr<CapturedHead> Head::CaptureLocked(SaveAs as) const {
   state.last_committed_version = weights.last_committed_version;
   state.window = window_.Capture();
   if (absl::Status sessions = sessions_.Capture(&state); !sessions.ok()) return sessions;
+  if (absl::Status has = CheckCapturedLocked(named, state); !has.ok()) return has;
   if (!frozen()) captured.gradients = GradientFilesLocked(state);
   captured.keys = KeysLocked();
   return captured;
+}
+
+// Compared is what was captured: chunks that came since the caller looked wait, and are withdrawn in it.
+absl::Status Head::CheckCapturedLocked(const std::vector<SessionMarks>& named,
+                                       const HeadCheckpoint& state) const {
+  if (named.empty()) return absl::OkStatus();
+  AccumulationLedger::Sessions captured;
+  for (const SessionCheckpoint& entry : state.sessions) captured.emplace(entry.id, entry.session);
+  std::vector<SessionMarks> own;
+  std::vector<SessionMarks> here = *OwnMarks(&named, &own);
+  std::erase_if(here, [&](const SessionMarks& session) {
+    return !captured.contains(session.session_id) && IsAsLastStepLeftItLocked(session);
+  });
+  if (absl::Status past = CheckPastLocked(window_.generation(), here, {}); !past.ok()) return past;
+  return AccumulationLedger::Match(captured, here);
+}
+
+bool Head::IsAsLastStepLeftItLocked(const SessionMarks& session) const {
+  const StepRecord& last = window_.last_step();
+  if (last.generation + 1 != window_.generation()) return false;
+  if (session.past.known() && session.past.restores != history_.restores()) return false;
+  return std::any_of(last.marks.begin(), last.marks.end(),
+                     [&session](const SessionMarks& one) { return Same({one}, {session}); });
 }
 
 std::vector<GradientFile> Head::GradientFilesLocked(const HeadCheckpoint& state) const {

@@ -78,18 +78,19 @@ void Head::EndTogether(WindowEnd end) {
   environment_.end_together(shared_from_this(), std::move(end));
 }
 
-void Head::CapturePart(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
+void Head::CapturePart(const WindowPlace& place, std::vector<SessionMarks> named, SavedCallback done) {
   uint64_t epoch = 0;
   {
     const MutexLock lock(mutex_);
     epoch = joint_.epoch;
   }
-  PostSettled([self = shared_from_this(), epoch, place, done = std::move(done)] {
-    done(self->CapturePartNow(epoch, place));
+  PostSettled([self = shared_from_this(), epoch, place, named = std::move(named), done = std::move(done)] {
+    done(self->CapturePartNow(epoch, place, named));
   });
 }
 
-absl::StatusOr<HeadCheckpoint> Head::CapturePartNow(uint64_t epoch, const WindowPlace& place) {
+absl::StatusOr<HeadCheckpoint> Head::CapturePartNow(uint64_t epoch, const WindowPlace& place,
+                                                    const std::vector<SessionMarks>& named) {
   const MutexLock lock(mutex_);
   if (absl::Status same = CheckEpochLocked(epoch); !same.ok()) return same;
   // A call that ends the window may have come since BeginSave: it waits, and the window is what it was.
@@ -100,7 +101,7 @@ absl::StatusOr<HeadCheckpoint> Head::CapturePartNow(uint64_t epoch, const Window
         "head ", config_.name, " is in window ", window_.generation(), " with weights of version ",
         weights_.version(), ", and not where replica ", ReplicaPlace::kCoordinator, " is"));
   }
-  absl::StatusOr<CapturedHead> captured = CaptureLocked(SaveAs::kTagged);
+  absl::StatusOr<CapturedHead> captured = CaptureLocked(SaveAs::kTagged, named);
   if (!captured.ok()) return captured.status();
   captured->state.window.marks.clear();
   for (const GradientFile& file : captured->gradients) captured->state.gradients.push_back(file.name);

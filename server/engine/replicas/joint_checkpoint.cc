@@ -30,8 +30,9 @@ class OwnCheckpointPart : public CheckpointPart {
                     std::shared_ptr<const StateSource> source)
       : head_(std::move(head)), replicas_(std::move(replicas)), source_(std::move(source)) {}
 
-  void Capture(const WindowPlace& place, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) override {
-    head_->CapturePart(place, std::move(done));
+  void Capture(const WindowPlace& place, const std::vector<SessionMarks>& named,
+               std::function<void(absl::StatusOr<HeadCheckpoint>)> done) override {
+    head_->CapturePart(place, named, std::move(done));
   }
   void SumCaptured(Done done) override { head_->SumCapturedPart(replicas_, std::move(done)); }
   void Release(Done done) override {
@@ -153,13 +154,13 @@ class JointSave {
         parts_(*head, replicas, std::make_shared<OwnCheckpointPart>(head, replicas.own, nullptr)),
         sink_(*sink) {}
 
-  absl::StatusOr<HeadCheckpoint> Save(const Head::BegunSave& begun);
+  absl::StatusOr<HeadCheckpoint> Save(const Head::BegunSave& begun, const std::vector<SessionMarks>& named);
 
  private:
   using Answered = std::future<absl::StatusOr<std::string>>;
 
   // What all of them are. The sum of their gradients is then there, if it says so.
-  absl::StatusOr<HeadCheckpoint> Capture(const WindowPlace& place);
+  absl::StatusOr<HeadCheckpoint> Capture(const WindowPlace& place, const std::vector<SessionMarks>& named);
   absl::Status WriteTensor(const StateTensor& tensor, const StateKeys& keys);
   absl::Status WriteSum();
   // Calls take(rows, bytes) for all rows of a tensor, or of the sum.
@@ -178,8 +179,9 @@ class JointSave {
   StateSink& sink_;
 };
 
-absl::StatusOr<HeadCheckpoint> JointSave::Save(const Head::BegunSave& begun) {
-  absl::StatusOr<HeadCheckpoint> state = Capture(begun.place);
+absl::StatusOr<HeadCheckpoint> JointSave::Save(const Head::BegunSave& begun,
+                                               const std::vector<SessionMarks>& named) {
+  absl::StatusOr<HeadCheckpoint> state = Capture(begun.place, named);
   if (!state.ok()) return state;
   if (state->weight_version > 0) state->tensors = StateTensorsOf(head_.config());
   absl::Status written;
@@ -191,10 +193,11 @@ absl::StatusOr<HeadCheckpoint> JointSave::Save(const Head::BegunSave& begun) {
   return state;
 }
 
-absl::StatusOr<HeadCheckpoint> JointSave::Capture(const WindowPlace& place) {
+absl::StatusOr<HeadCheckpoint> JointSave::Capture(const WindowPlace& place,
+                                                  const std::vector<SessionMarks>& named) {
   auto captured = parts_.AskAll<absl::StatusOr<HeadCheckpoint>>(
       [&](CheckpointPart& part, size_t /*i*/, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
-        part.Capture(place, std::move(done));
+        part.Capture(place, named, std::move(done));
       });
   const auto release = [](CheckpointPart& part, CheckpointPart::Done done) { part.Release(std::move(done)); };
   if (!captured.ok()) {
@@ -375,10 +378,11 @@ absl::Status JointRestore::WriteTensor(const StateTensor& tensor) {
 }  // namespace
 
 absl::StatusOr<HeadCheckpoint> SaveTogether(const std::shared_ptr<Head>& head,
-                                            const CheckpointReplicas& replicas, StateSink* sink) {
+                                            const CheckpointReplicas& replicas,
+                                            const std::vector<SessionMarks>& named, StateSink* sink) {
   const absl::StatusOr<Head::BegunSave> begun = head->BeginSave();
   if (!begun.ok()) return begun.status();
-  absl::StatusOr<HeadCheckpoint> saved = JointSave(head, replicas, sink).Save(*begun);
+  absl::StatusOr<HeadCheckpoint> saved = JointSave(head, replicas, sink).Save(*begun, named);
   head->EndSave();
   return saved;
 }

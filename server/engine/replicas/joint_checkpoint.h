@@ -26,10 +26,11 @@ struct CheckpointReplicas {
 // Both wait, and are called by a thread that nobody else waits for. ReplicaLost if a replica is lost.
 
 // Writes every file but the manifest, which is to say what this returns: of one moment at each replica, while
-// nothing ends the window. Chunks are taken meanwhile. Refused as Head::BeginSave; nothing has changed then,
-// or after any other error.
+// nothing ends the window. Chunks are taken meanwhile. Refused as Head::BeginSave, and as Head::Save where
+// the window is not as `named`; nothing has changed then, or after any other error.
 absl::StatusOr<HeadCheckpoint> SaveTogether(const std::shared_ptr<Head>& head,
-                                            const CheckpointReplicas& replicas, StateSink* sink);
+                                            const CheckpointReplicas& replicas,
+                                            const std::vector<SessionMarks>& named, StateSink* sink);
 
 // Puts all replicas back to what `source` has, or none: but for an error after some rows were written, from
 // which the head is no use until it is restored again. `numbers.restores` as Head::Restore's; of the weights

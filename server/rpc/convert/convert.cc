@@ -184,6 +184,18 @@ std::vector<engine::SessionMarks> ToEngine(
   return all;
 }
 
+absl::Status CheckMarks(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks) {
+  // Far above what a window can hold: keeps a request of nothing but empty marks from growing many times
+  // over.
+  constexpr int64_t kMostMarks = int64_t{1} << 18;
+  int64_t count = marks.size();
+  for (const v1::SessionMarks& session : marks) count += session.lanes_size();
+  if (count <= kMostMarks) return absl::OkStatus();
+  return engine::MakeError(
+      absl::StatusCode::kInvalidArgument, engine::RejectReason::kMarks, "marks",
+      absl::StrCat("marks name ", count, " sessions and lanes; the limit is ", kMostMarks));
+}
+
 absl::StatusOr<engine::LogitsRequest> ToEngine(v1::LogitsRequest* request) {
   const absl::StatusOr<DataType> hidden_type = ToEngine(request->hidden_dtype(), "hidden_dtype");
   if (!hidden_type.ok()) return hidden_type.status();

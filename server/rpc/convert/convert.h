@@ -34,6 +34,8 @@ v1::RegionKind ToProto(engine::RegionKind kind);
 absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request);
 absl::StatusOr<engine::OptimizerConfig> ToEngine(const v1::Optimizer& optimizer);
 std::vector<engine::SessionMarks> ToEngine(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks);
+// INVALID_ARGUMENT if they are more than any window has.
+absl::Status CheckMarks(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks);
 
 engine::StepRequest ToEngine(const v1::ApplyStepRequest& request);
 // Takes the hidden states.

@@ -40,6 +40,7 @@ void Capture(const FoundHead& head, const group::v1::CapturePart& capture, Group
                      .weight_version = capture.weight_version(),
                      .optimizer_steps = capture.optimizer_steps(),
                      .restores = capture.restores()},
+                    ToEngine(capture.marks()),
                     [reply = std::move(reply)](const absl::StatusOr<engine::HeadCheckpoint>& state) {
                       if (!state.ok()) return reply(state.status());
                       reply(engine::StateToText(*state));
@@ -109,7 +110,7 @@ void DoCheckpointPart(engine::Engine& engine, const FoundHead& head, const Repli
   }
 }
 
-void RemotePart::Capture(const engine::WindowPlace& place,
+void RemotePart::Capture(const engine::WindowPlace& place, const std::vector<engine::SessionMarks>& named,
                          std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) {
   CheckpointCommand part;
   group::v1::CapturePart& capture = *part.mutable_capture();
@@ -117,6 +118,7 @@ void RemotePart::Capture(const engine::WindowPlace& place,
   capture.set_weight_version(place.weight_version);
   capture.set_optimizer_steps(place.optimizer_steps);
   capture.set_restores(place.restores);
+  ToProto(named, capture.mutable_marks());
   Ask("CapturePart", CommandOf(part), [done = std::move(done)](const absl::StatusOr<std::string>& data) {
     if (!data.ok()) return done(data.status());
     done(engine::ParseState(*data));

@@ -34,7 +34,7 @@ class RemotePart final : public engine::ReplicaPart, public engine::CheckpointPa
                  std::function<void(absl::Status)> done) override;
 
   // part_checkpoints.cc
-  void Capture(const engine::WindowPlace& place,
+  void Capture(const engine::WindowPlace& place, const std::vector<engine::SessionMarks>& named,
                std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) override;
   void SumCaptured(Done done) override;
   void Release(Done done) override;

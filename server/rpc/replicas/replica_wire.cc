@@ -11,14 +11,10 @@
 
 namespace lossd::rpc {
 
-namespace {
-
-void ToProto(const std::string& head, uint64_t generation, const std::vector<engine::SessionMarks>& named,
-             const engine::StepRequest& step, v1::ApplyStepRequest* request) {
-  request->set_head(head);
-  request->set_generation(generation);
+void ToProto(const std::vector<engine::SessionMarks>& named,
+             google::protobuf::RepeatedPtrField<v1::SessionMarks>* proto) {
   for (const engine::SessionMarks& session : named) {
-    v1::SessionMarks* marks = request->add_marks();
+    v1::SessionMarks* marks = proto->Add();
     marks->set_session_id(session.session_id);
     marks->set_incarnation(session.past.incarnation);
     marks->set_restores(session.past.restores);
@@ -29,6 +25,15 @@ void ToProto(const std::string& head, uint64_t generation, const std::vector<eng
       to->set_accepted(lane.accepted);
     }
   }
+}
+
+namespace {
+
+void ToProto(const std::string& head, uint64_t generation, const std::vector<engine::SessionMarks>& named,
+             const engine::StepRequest& step, v1::ApplyStepRequest* request) {
+  request->set_head(head);
+  request->set_generation(generation);
+  lossd::rpc::ToProto(named, request->mutable_marks());
   request->set_learning_rate(step.learning_rate);
   request->set_gradient_scale(step.gradient_scale);
   request->set_skip_non_finite(step.non_finite == engine::NonFinite::kSkip);

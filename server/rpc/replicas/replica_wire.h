@@ -4,13 +4,20 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "lossd/group/v1/replica.pb.h"
+#include "lossd/v1/types.pb.h"
 #include "server/engine/chunk/head_config.h"
+#include "server/engine/chunk/session_marks.h"
 #include "server/engine/head/parts/window_end.h"
 #include "server/engine/head/replica/part_rows.h"
 
 namespace lossd::rpc {
+
+// Where and since when they are true, and what was accepted.
+void ToProto(const std::vector<engine::SessionMarks>& named,
+             google::protobuf::RepeatedPtrField<v1::SessionMarks>* proto);
 
 // Without the fingerprint.
 void ToProto(const std::string& head, const engine::WindowEnd& end, group::v1::SealWindow* proto);

@@ -38,7 +38,10 @@ grpc::ServerUnaryReactor* HeadService::SaveCheckpoint(grpc::CallbackServerContex
                                                       const v1::SaveCheckpointRequest* request,
                                                       v1::SaveCheckpointResponse* response) {
   return Later(context, [this, request, response] {
-    engine::CheckpointPast expected{request->incarnation(), {}};
+    if (absl::Status marks = CheckMarks(request->marks()); !marks.ok()) return marks;
+    engine::CheckpointPast expected{.incarnation = request->incarnation(),
+                                    .history = request->history(),
+                                    .marks = ToEngine(request->marks())};
     if (request->has_restores()) expected.restores = request->restores();
     const absl::StatusOr<engine::SavedCheckpoint> saved =
         engine_->SaveCheckpoint(request->head(), request->tag(), expected);

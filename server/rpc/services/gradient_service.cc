@@ -3,9 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "proto/wire/row_wire.h"
-#include "server/engine/common/errors.h"
 #include "server/rpc/convert/convert.h"
 #include "server/rpc/convert/grpc_status.h"
 #include "server/rpc/convert/wire.h"
@@ -13,18 +11,6 @@
 
 namespace lossd::rpc {
 namespace {
-
-// Far above what a window can hold: keeps a request of nothing but empty marks from growing many times over.
-constexpr int64_t kMostMarks = int64_t{1} << 18;
-
-absl::Status CheckMarks(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks) {
-  int64_t count = marks.size();
-  for (const v1::SessionMarks& session : marks) count += session.lanes_size();
-  if (count <= kMostMarks) return absl::OkStatus();
-  return engine::MakeError(
-      absl::StatusCode::kInvalidArgument, engine::RejectReason::kMarks, "marks",
-      absl::StrCat("marks name ", count, " sessions and lanes; the limit is ", kMostMarks));
-}
 
 // The head of a request that names marks, which are not too many.
 template <typename Request>

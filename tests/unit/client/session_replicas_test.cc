@@ -330,5 +330,25 @@ TEST_F(ReplicasTest, ACheckpointIsOfTheHistoryAndOfNoReplica) {
   EXPECT_TRUE(save.has_restores());
 }
 
+TEST_F(ReplicasTest, ACheckpointNamesWhatItIsToHaveWhereTheServerKnowsOfThat) {
+  fake_.features = {"checkpoints", "checkpoint_marks", "past_of_marks", "replicas"};
+  Session session = Open();
+  ASSERT_TRUE(Compute(session).ok());
+  const std::vector marks{session.marks()};
+  ASSERT_TRUE(head_->SaveCheckpoint("tag", marks).ok());
+  const v1::SaveCheckpointRequest save = fake_.observed().saves[0];
+  ASSERT_EQ(save.marks_size(), 1);
+  EXPECT_EQ(save.marks(0).session_id(), session.id());
+  EXPECT_NE(save.marks(0).incarnation(), "");
+}
+
+TEST_F(ReplicasTest, ACheckpointNamesNoMarksToAServerOfBefore) {
+  fake_.features = {"checkpoints", "replicas"};
+  Session session = Open();
+  ASSERT_TRUE(Compute(session).ok());
+  ASSERT_TRUE(head_->SaveCheckpoint("tag", std::vector{session.marks()}).ok());
+  EXPECT_EQ(fake_.observed().saves[0].marks_size(), 0);
+}
+
 }  // namespace
 }  // namespace lossd::session_replicas_test

@@ -113,11 +113,11 @@ bool AccumulationLedger::InWindow(absl::string_view session_id) const {
   });
 }
 
-absl::Status AccumulationLedger::Match(std::span<const SessionMarks> named) const {
+absl::Status AccumulationLedger::Match(const Sessions& sessions, std::span<const SessionMarks> named) {
   std::set<std::pair<absl::string_view, int32_t>> seen;
   for (const SessionMarks& marks : named) {
-    const auto it = sessions_.find(marks.session_id);
-    if (it == sessions_.end()) {
+    const auto it = sessions.find(marks.session_id);
+    if (it == sessions.end()) {
       return Mismatch(
           absl::StrCat("marks name session ", marks.session_id, ", which this head does not know"));
     }
@@ -138,7 +138,7 @@ absl::Status AccumulationLedger::Match(std::span<const SessionMarks> named) cons
       }
     }
   }
-  for (const auto& [id, session] : sessions_) {
+  for (const auto& [id, session] : sessions) {
     for (size_t i = 0; i < session.lanes.size(); ++i) {
       const Lane& lane = session.lanes[i];
       if (lane.contributed() && !seen.contains({id, static_cast<int32_t>(i)})) {

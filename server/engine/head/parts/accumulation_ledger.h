@@ -93,7 +93,9 @@ class AccumulationLedger {
   bool InWindow(absl::string_view session_id) const;
   // Ok if `named` gives exactly the accepted mark of every lane that contributed (and of any other lane it
   // names). Otherwise FAILED_PRECONDITION naming the first difference.
-  absl::Status Match(std::span<const SessionMarks> named) const;
+  absl::Status Match(std::span<const SessionMarks> named) const { return Match(sessions_, named); }
+  using Sessions = std::map<std::string, Session, std::less<>>;
+  static absl::Status Match(const Sessions& sessions, std::span<const SessionMarks> named);
   // True when everything accepted is applied.
   bool Settled() const;
   bool WindowEmpty() const;

@@ -6,9 +6,11 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/engine/chunk/session_marks.h"
 #include "server/engine/head/parts/head_state.h"
 #include "server/engine/head/parts/window_end.h"
 #include "server/engine/head/replica/part_rows.h"
@@ -46,7 +48,7 @@ class CheckpointPart {
   virtual ~CheckpointPart() = default;
 
   // Head's, with Part behind their names.
-  virtual void Capture(const WindowPlace& place,
+  virtual void Capture(const WindowPlace& place, const std::vector<SessionMarks>& named,
                        std::function<void(absl::StatusOr<HeadCheckpoint>)> done) = 0;
   virtual void SumCaptured(Done done) = 0;
   virtual void Release(Done done) = 0;

@@ -131,6 +131,26 @@ TEST_F(HeadCheckpointTest, MarksAreKnownBehindRestoresAndADrainAsFarAsTheCheckpo
   EXPECT_TRUE(StepWith(1, beyond, 0.1).ok());
 }
 
+// A trainer pairs the checkpoint with a state of its own.
+TEST_F(HeadCheckpointTest, WhoNamesMarksHasThemSavedAndNothingElse) {
+  const LaneAttachment lane = OpenPlain("c");
+  Send(lane, 1, 0, 1);
+  const std::vector<SessionMarks> first = head_->Info().window_marks;
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "a", {.marks = first}).ok());
+  Send(lane, 2, 10, 1);
+  const std::vector<SessionMarks> both = head_->Info().window_marks;
+  ExpectError(engine_->SaveCheckpoint("h", "b", {.marks = first}).status(),
+              absl::StatusCode::kFailedPrecondition, "the server has accepted 2");
+  const LaneAttachment other = OpenPlain("d");
+  Send(other, 1, 20, 1);
+  ExpectError(engine_->SaveCheckpoint("h", "b", {.marks = both}).status(),
+              absl::StatusCode::kFailedPrecondition, other.session_id);
+  StartEngine(Start::kKilled);  // from the first
+  ExpectError(engine_->SaveCheckpoint("h", "b", {.marks = both}).status(), absl::StatusCode::kAborted,
+              "was restored from a checkpoint");
+  EXPECT_TRUE(engine_->SaveCheckpoint("h", "b", {.marks = first}).ok());
+}
+
 TEST_F(HeadCheckpointTest, WeightVersionsAreNeverGivenTwice) {
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());  // version 1
   WriteWeights(2);

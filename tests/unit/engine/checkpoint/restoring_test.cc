@@ -198,7 +198,7 @@ TEST_F(RestoringTest, ASaveWaitsForTheGradientsOfAnAbortedFlush) {
   fixture_.head->ReadWeights(
       0, 1, kernels::DataType::kFloat32, {row.data()}, [&](const absl::StatusOr<uint64_t>&) {
         fixture_.head->Save(
-            Head::SaveAs::kTagged, writer.get(),
+            Head::SaveAs::kTagged, {}, writer.get(),
             [&](absl::StatusOr<HeadCheckpoint> checkpoint) { saved.set_value(std::move(checkpoint)); });
         EXPECT_TRUE(AbortFlush(*fixture_.head, flush).ok());
       });

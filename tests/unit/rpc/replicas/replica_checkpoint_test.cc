@@ -10,6 +10,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "server/engine/checkpoint/checkpoint_store.h"
+#include "server/engine/common/errors.h"
 #include "server/engine/device/optimizer_state.h"
 #include "server/engine/replicas/joint_checkpoint.h"
 #include "tests/unit/engine/checkpoint/checkpoint_folder.h"
@@ -89,7 +91,9 @@ class Servers {
     }
   }
   absl::StatusOr<StepResult> Step() { return all().Step(generation(), kStep); }
-  absl::StatusOr<SavedCheckpoint> Save(const std::string& tag) { return engine().SaveCheckpoint("h", tag); }
+  absl::StatusOr<SavedCheckpoint> Save(const std::string& tag, const std::vector<SessionMarks>& marks = {}) {
+    return engine().SaveCheckpoint("h", tag, {.marks = marks});
+  }
   absl::StatusOr<CheckpointInfo> Restore(const std::string& tag) {
     absl::StatusOr<CheckpointInfo> restored = engine().RestoreCheckpoint("h", tag);
     ReconnectAll();
@@ -337,6 +341,96 @@ TEST(ReplicaCheckpoint, AReplicaThatIsLostFailsTheSaveAndNothingElse) {
   EXPECT_EQ(servers.State(), before);
   EXPECT_TRUE(servers.Step().ok());
   EXPECT_TRUE(servers.Save("b").ok());
+}
+
+// A client was told that these batches are in the window: it pairs the checkpoint with what it has itself.
+class LostPartTest : public ::testing::TestWithParam<int32_t> {};
+
+TEST_P(LostPartTest, IsNotMissedUnseenByWhoNamesItsMarks) {
+  CheckpointFolder folder;
+  Servers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  servers.Compute(200);
+  const std::vector<SessionMarks> marks = servers.all().Marks();
+  ASSERT_EQ(marks.size(), 3U);
+  ASSERT_TRUE(servers.Save("whole", marks).ok());
+  servers.set().Replace(GetParam());
+  servers.set().AwaitWhole();
+  const absl::Status refused = servers.Save("a", marks).status();
+  EXPECT_TRUE(absl::IsAborted(refused)) << refused;
+  const std::optional<engine::Position> position = engine::PositionOf(refused);
+  ASSERT_TRUE(position.has_value()) << refused;
+  EXPECT_TRUE(position->restores.has_value()) << "as who steps is told";
+  std::vector<SessionMarks> without_past = marks;
+  for (SessionMarks& session : without_past) session.past = {};
+  const absl::Status unknown = servers.Save("a", without_past).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(unknown)) << unknown;
+  EXPECT_EQ(servers.engine().ListCheckpoints("h")->size(), 1U);
+
+  EXPECT_TRUE(servers.Save("a").ok()) << "who names nothing takes what there is";
+  servers.all().at(GetParam()).Reconnect();
+  servers.all().at(GetParam()).Compute(300, 3, servers.generation());
+  EXPECT_TRUE(servers.Save("b", servers.all().Marks()).ok()) << "the client has replayed it";
+}
+
+TEST_P(LostPartTest, IsNothingWhereNothingWasAddedSinceTheStep) {
+  CheckpointFolder folder;
+  Servers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
+  servers.Compute(100);
+  const std::vector<SessionMarks> marks = servers.all().Marks();
+  ASSERT_TRUE(servers.Step().ok());
+  servers.set().Replace(GetParam());
+  servers.set().AwaitWhole();
+  const absl::StatusOr<SavedCheckpoint> saved = servers.Save("a", marks);
+  EXPECT_TRUE(saved.ok()) << saved.status();
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicas, LostPartTest, ::testing::Values(0, 1, 2));
+
+TEST(ReplicaCheckpoint, WhoNamesSomeSessionsIsToldOfTheOthers) {
+  CheckpointFolder folder;
+  Servers servers(SetSize{3}, MasterHead(), folder);
+  servers.Compute(100);
+  for (size_t left_out = 0; left_out < 3; ++left_out) {
+    std::vector<SessionMarks> marks = servers.all().Marks();
+    const std::string id = marks[left_out].session_id;
+    marks.erase(marks.begin() + static_cast<std::ptrdiff_t>(left_out));
+    const absl::Status refused = servers.Save("a", marks).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(refused.message(), HasSubstr(id));
+  }
+  EXPECT_THAT(*servers.engine().ListCheckpoints("h"), IsEmpty());
+  EXPECT_TRUE(servers.Step().ok()) << "nothing is held back";
+}
+
+TEST(ReplicaCheckpoint, ItIsOfTheHistoryThatTheCallerNames) {
+  CheckpointFolder folder;
+  Servers servers(SetSize{2}, MasterHead(), folder);
+  servers.Compute(100);
+  const auto now = [&] {
+    return engine::HistoryOf(servers.engine().replicas().Read().history,
+                             servers.all().at(0).head()->restores());
+  };
+  const auto save = [&](uint64_t history) {
+    return servers.engine().SaveCheckpoint("h", "a", {.history = history}).status();
+  };
+  const uint64_t first = now();
+  EXPECT_TRUE(save(first).ok());
+  EXPECT_TRUE(absl::IsAborted(save(first + 1)));
+  servers.set().Replace(0);
+  servers.set().AwaitWhole();
+  EXPECT_TRUE(save(first).ok()) << "one that was lost does not change it";
+  ASSERT_TRUE(servers.Restore("a").ok());
+  const absl::Status undone = save(first);
+  EXPECT_TRUE(absl::IsAborted(undone)) << undone;
+  EXPECT_TRUE(engine::PositionOf(undone).has_value());
+  EXPECT_TRUE(save(now()).ok());
+
+  CheckpointFolder of_one;
+  Servers one(SetSize{1}, MasterHead(), of_one);
+  one.Compute(100);
+  EXPECT_TRUE(absl::IsAborted(one.engine().SaveCheckpoint("h", "a", {.history = first}).status()));
 }
 
 TEST(ReplicaCheckpoint, OthersSayWhoKeepsThem) {
