@@ -20,6 +20,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
 #include "server/engine/memory/process_memory.h"
@@ -314,15 +315,23 @@ void LogServing(const Options& options, const Ports& ports, const engine::Engine
 
 enum class Device { kWorks, kFailed };
 
-// Drains and saves; the exit status.
-int End(const Options& options, Device device, engine::Engine& engine, rpc::Server& server) {
-  // The others may be gone by now, and a checkpoint is of all replicas.
-  const bool alone = !options.replicas.place.shared();
-  const bool saves = options.engine.checkpoints != nullptr && device == Device::kWorks && alone;
-  if (!saves) WarnOfLostWindows(engine);
+// Drains and saves; the exit status. `replicas` may be null.
+int End(const Options& options, Device device, engine::Engine& engine, rpc::Server& server,
+        rpc::ReplicaSet* replicas) {
+  const absl::Time deadline = absl::Now() + options.drain_timeout;
+  const bool saves = options.engine.checkpoints != nullptr && device == Device::kWorks;
+  // Replica 0 saves all of them, if it is told to end as well.
+  const bool stays = replicas != nullptr && !replicas->place().coordinates() && device == Device::kWorks;
+  if (!saves && !stays) WarnOfLostWindows(engine);
+  if (saves && replicas != nullptr) replicas->TellDraining();
   // Half of the time is for the disk.
-  const absl::Duration patience = saves ? options.drain_timeout / 2 : options.drain_timeout;
+  const absl::Duration patience = saves || stays ? options.drain_timeout / 2 : options.drain_timeout;
   server.Drain(device == Device::kFailed ? absl::ZeroDuration() : patience);
+  if (stays && !replicas->StayForDrain(deadline)) WarnOfLostWindows(engine);
+  // If one is missing, the save says so.
+  if (saves && replicas != nullptr) {
+    replicas->AwaitOthersDrained(deadline - options.drain_timeout / 4).IgnoreError();
+  }
   const bool saved = !saves || SaveForRestart(engine);
   Log(saved ? LogLevel::kInfo : LogLevel::kError, saved ? "stopped" : "stopped after a drain that failed",
       {{"chunks", engine.counters().chunks_accumulated.load()}});
@@ -406,7 +415,8 @@ int Serve(Options options, ParentLink* parent) {
   sigdelset(&signals, SIGRTMIN);
   sigdelset(&signals, SIGHUP);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal ends the process at once
-  const int status = End(options, device_failed ? Device::kFailed : Device::kWorks, **engine, **server);
+  const int status =
+      End(options, device_failed ? Device::kFailed : Device::kWorks, **engine, **server, replicas.get());
   return published.ok() ? status : Fail(published);  // by then, clients may have been served: it has saved
 }
 

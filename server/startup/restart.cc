@@ -43,6 +43,10 @@ absl::Status Restart::RestoreHeads(engine::Engine& engine) const {
     Log(LogLevel::kInfo, "there are no checkpoints to restore");
     return absl::OkStatus();
   }
+  if (heads->empty()) {
+    Log(LogLevel::kInfo, "the other replicas have gone on: what the drain saved is not restored");
+    return absl::OkStatus();
+  }
   for (const engine::CheckpointInfo& head : *heads) {
     Log(LogLevel::kInfo, "restored a head",
         {{"head", head.head},

@@ -14,6 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kernels/collectives/rendezvous.h"
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/common/mutex.h"
@@ -49,6 +50,8 @@ constexpr absl::Duration kLongPause = absl::Seconds(1);
 constexpr absl::Duration kSearch = absl::Seconds(1);
 // How often one that waits for others looks whether it is to end.
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
+// Who stops all servers does not reach them at the same moment.
+constexpr absl::Duration kToldTogether = absl::Seconds(5);
 // At a time, of one replica: its own, and those of clients that it passes on.
 constexpr int kCallsOfAReplica = 260;
 
@@ -210,6 +213,9 @@ class MeetingReplica final : public ReplicaSet {
                                                                 int32_t replica) override;
   absl::StatusOr<engine::CheckpointReplicas> FindReplicas(const engine::Head& head,
                                                           absl::Duration timeout) override;
+  void TellDraining() override;
+  absl::Status AwaitOthersDrained(absl::Time deadline) override;
+  bool StayForDrain(absl::Time deadline) override;
   absl::Status Whole() const override {
     const engine::MutexLock lock(mutex_);
     return whole_;
@@ -241,6 +247,7 @@ class MeetingReplica final : public ReplicaSet {
   void Take(const std::string& command, GroupMember::Reply reply,
             const std::shared_ptr<const engine::ReplicaCommunicators>& replicas,
             const std::shared_ptr<Meeting>& meeting);
+  void HearOfDrain(const group::v1::CoordinatorDrains& drains, GroupMember::Reply reply);
   // At the coordinator, while all are there.
   absl::StatusOr<std::shared_ptr<Coordination>> Coordinated() const;
   absl::StatusOr<OtherReplicas> Others() const;
@@ -269,6 +276,8 @@ class MeetingReplica final : public ReplicaSet {
   uint64_t agreed_history_ = 0;  // that of this epoch
   std::set<std::string> unfilled_;
 
+  absl::Time told_draining_;  // of who drains this server
+
   mutable engine::Mutex mutex_;
   engine::CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -277,6 +286,10 @@ class MeetingReplica final : public ReplicaSet {
   std::shared_ptr<grpc::Channel> to_coordinator_ ABSL_GUARDED_BY(mutex_);  // while all are there
   std::shared_ptr<Meeting> meeting_ ABSL_GUARDED_BY(mutex_);
   uint64_t settled_history_ ABSL_GUARDED_BY(mutex_) = 0;
+  // At other replicas, of a drain of all.
+  bool drained_ ABSL_GUARDED_BY(mutex_) = false;             // this one
+  bool coordinator_drains_ ABSL_GUARDED_BY(mutex_) = false;  // in this epoch
+  GroupMember::Reply when_drained_ ABSL_GUARDED_BY(mutex_);  // null: it does not wait
 
   PassService passes_;
   SessionRouter sessions_;
@@ -441,6 +454,13 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
         Take(command, std::move(reply), replicas, meeting);
       },
       [this] { return stopping(); });
+  {
+    const engine::MutexLock lock(mutex_);
+    to_coordinator_ = nullptr;
+    when_drained_ = nullptr;
+    // Who drains hears of no other coordinator any more.
+    coordinator_drains_ = coordinator_drains_ && engine_->draining();
+  }
   if (ended.ok()) ended = CoordinatorLeft();
   Tell(ended);
   return ended;
@@ -517,6 +537,8 @@ void MeetingReplica::Take(const std::string& command, GroupMember::Reply reply,
     work_->Run([this, parsed, reply = std::move(reply)] { reply(DoHeadCommand(*engine_, *parsed)); });
   } else if (SessionRouter::Takes(*parsed)) {
     work_->Run([this, parsed, reply = std::move(reply)] { reply(sessions_.Do(*parsed)); });
+  } else if (parsed->has_drains()) {
+    HearOfDrain(parsed->drains(), std::move(reply));
   } else {
     DoPart(*engine_, replicas, *parsed, std::move(reply),
            [meeting](const absl::Status& why) { meeting->Lose(why); });
@@ -572,6 +594,64 @@ absl::StatusOr<OtherReplicas> MeetingReplica::Others() const {
   const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
   if (!coordination.ok()) return coordination.status();
   return OtherReplicas((*coordination)->questions, options_.place.replicas);
+}
+
+// A drain of all
+
+void MeetingReplica::TellDraining() {
+  told_draining_ = absl::Now();
+  group::v1::ReplicaCommand command;
+  command.mutable_drains();
+  const absl::StatusOr<OtherReplicas> others = Others();
+  // What goes wrong here AwaitOthersDrained finds out.
+  if (others.ok()) others->Ask("CoordinatorDrains", command).IgnoreError();
+}
+
+absl::Status MeetingReplica::AwaitOthersDrained(absl::Time deadline) {
+  group::v1::ReplicaCommand command;
+  command.mutable_drains()->set_saves(true);
+  const absl::Time soon = std::min(deadline, told_draining_ + kToldTogether);
+  for (;;) {
+    const absl::StatusOr<OtherReplicas> others = Others();
+    if (!others.ok()) return others.status();
+    const OtherReplicas::Answers answers = others->AskEach("CoordinatorDrains", command);
+    if (absl::Status error = FirstError(answers); !error.ok()) return error;
+    const bool all =
+        std::all_of(answers.begin(), answers.end(), [](const auto& one) { return one->empty(); });
+    if (all || absl::Now() >= soon) return absl::OkStatus();
+    absl::SleepFor(kLookAgain);
+  }
+}
+
+void MeetingReplica::HearOfDrain(const group::v1::CoordinatorDrains& drains, GroupMember::Reply reply) {
+  const bool draining = engine_->draining();  // asked once: it may begin to at any time
+  {
+    const engine::MutexLock lock(mutex_);
+    coordinator_drains_ = true;
+    changed_.NotifyAll();
+    if (drains.saves() && draining && !drained_) {
+      when_drained_ = std::move(reply);
+      return;
+    }
+  }
+  reply(draining ? "" : "goes on");
+}
+
+bool MeetingReplica::StayForDrain(absl::Time deadline) {
+  GroupMember::Reply reply;
+  {
+    const engine::MutexLock lock(mutex_);
+    drained_ = true;
+    reply = std::exchange(when_drained_, nullptr);
+  }
+  if (reply != nullptr) reply("");
+  const absl::Time soon = std::min(deadline, absl::Now() + kToldTogether);
+  const engine::MutexLock lock(mutex_);
+  for (;;) {
+    const absl::Duration left = (coordinator_drains_ ? deadline : soon) - absl::Now();
+    if (!whole_.ok() || left <= absl::ZeroDuration()) return coordinator_drains_;
+    changed_.WaitUntil(mutex_, DeadlineAfter(left));
+  }
 }
 
 // Heads and their weights

@@ -79,6 +79,15 @@ class ReplicaSet {
   virtual absl::StatusOr<engine::CheckpointReplicas> FindReplicas(const engine::Head& head,
                                                                   absl::Duration timeout) = 0;
 
+  // At the coordinator, when it begins to drain and is going to save: those that drain as well are to stay.
+  virtual void TellDraining() = 0;
+  // When it takes nothing any more: waits until they do neither, and for a moment, or until `deadline`, for
+  // those that have yet to be told. UNAVAILABLE if not all are there.
+  virtual absl::Status AwaitOthersDrained(absl::Time deadline) = 0;
+  // At the others, when this server takes nothing any more: stays until the coordinator has left, which may
+  // save, or until `deadline`; only for a moment unless the coordinator drains as well. Whether it does.
+  virtual bool StayForDrain(absl::Time deadline) = 0;
+
   // OK while all are there; else why not.
   virtual absl::Status Whole() const = 0;
 };

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Checkpoints of heads that several servers have: what a client asks for is what is saved.
+"""Checkpoints of heads that several servers have: what a client asks for is what is saved, and a drain of all loses nothing.
 
 usage: replica_checkpoints_test.py LOSSD [--devices=NAMES]
 
@@ -7,13 +7,15 @@ Nothing here is late: what has to happen is waited for as long as CTest allows.
 """
 from __future__ import annotations
 
+import signal
+import time
 import unittest
 from typing import Any
 
 from lossd.v1 import head_pb2
 
 from replica_client import Code, Server, Session, Trainer, again
-from replica_servers import ReplicaServers
+from replica_servers import ReplicaServers, until
 from replica_test_case import ADAMW, HIDDEN, RATE, TOKENS, VOCAB, TestCase, batch_of, code_of, parse, weights
 
 
@@ -80,6 +82,92 @@ class Pasts(Checkpoints):
             Trainer(reached, "h", sessions).step(reached[0], RATE)  # what was lost is replayed
         again(restore, reached[0], "whole-0")
         self.assertEqual(again(reached[1].get, "h").window_tokens, 2 * TOKENS)
+
+
+class Drains(Checkpoints):
+    """SIGTERM to servers that train; the next ones are started with the same flags."""
+
+    SAVED = " saved the heads for the next server heads=1"
+
+    def half_a_window(self, reached: list[Server], sessions: list[Session], generation: int) -> None:
+        for client, session in enumerate(sessions):
+            session.compute(batch_of(generation, client))
+
+    def expected(self) -> Any:
+        """The weights after two steps of one server."""
+        return self.trained_by_one(2)[1]
+
+    def drain(self, servers: ReplicaServers, order: list[int], pause: float = 0) -> None:
+        for number in order:
+            servers[number].signal(signal.SIGTERM)
+            time.sleep(pause)
+        self.assertEqual([servers[number].wait() for number in order], [0] * len(order), servers.log())
+
+    def test_one_of_all_is_gone_on_from_in_the_middle_of_a_window(self) -> None:
+        for order, pause in (([0, 1], 0), ([1, 0], 1), ([0, 1], 1)):
+            with self.subTest(order=order, pause=pause):
+                servers = self.start(2, f"--checkpoint_dir={self.folder}/checkpoints-{self.sets}", "--restore")
+                reached = self.reach(servers)
+                sessions = self.begin(reached)
+                self.half_a_window(reached, sessions, 0)
+                trainer = Trainer(reached, "h", sessions)
+                trainer.step(reached[0], RATE)
+                self.half_a_window(reached, sessions, 1)
+                ids = [session.opened.session_id for session in sessions]
+                self.drain(servers, order, pause)
+                self.assertIn(self.SAVED, servers[0].log())
+                self.assertNotIn("was not flushed", servers.log())
+                servers.start()
+                head = again(reached[1].get, "h")
+                self.assertEqual((head.generation, head.window_tokens), (2, 2 * TOKENS))
+                for session in sessions:
+                    session.find_again()
+                self.assertEqual([session.opened.session_id for session in sessions], ids)
+                self.assertEqual(trainer.step(reached[1], RATE).window_tokens, 2 * TOKENS)
+                for server in reached:
+                    self.assert_close(server.read("h", HIDDEN), self.expected(), "weights")
+                servers.kill()
+
+    def test_one_of_the_coordinator_alone_costs_its_part_of_the_window_and_is_not_restored(self) -> None:
+        servers = self.start_kept(2, "--restore")
+        reached = self.reach(servers)
+        sessions = self.begin(reached)
+        self.half_a_window(reached, sessions, 0)
+        self.drain(servers, [0])
+        self.assertIn(self.SAVED, servers[0].log())
+        servers.start()
+        self.assertIn("the other replicas have gone on", servers[0].log())
+        trainer = Trainer(reached, "h", sessions)
+        trainer.step(reached[0], RATE)
+        self.assertEqual([session.lost for session in sessions], [1 - session.replica for session in sessions])
+        self.half_a_window(reached, sessions, 1)
+        trainer.step(reached[0], RATE)
+        self.assert_close(reached[1].read("h", HIDDEN), self.expected(), "weights")
+
+    def test_one_of_another_replica_alone_saves_nothing_and_the_others_go_on(self) -> None:
+        servers = self.start_kept()
+        reached = self.reach(servers)
+        sessions = self.begin(reached)
+        self.half_a_window(reached, sessions, 0)
+        self.drain(servers, [1])
+        self.assertIn("was not flushed", servers[1].log())
+        servers.start()
+        Trainer(reached, "h", sessions).step(reached[0], RATE)
+        self.assertEqual([session.lost for session in sessions], [session.replica for session in sessions])
+        self.assertEqual(self.tags(reached[0]), [])
+
+    def test_one_of_the_coordinator_without_another_says_that_nothing_is_saved(self) -> None:
+        servers = self.start_kept(3)
+        server = self.reach(servers)[0]
+        server.create("h", VOCAB, HIDDEN, optimizer=ADAMW)
+        server.write("h", weights())
+        told = servers[0].log().count("not all replicas are there")
+        servers[2].kill()
+        until(lambda: servers[0].log().count("not all replicas are there") > told)
+        servers[0].signal(signal.SIGTERM)
+        self.assertEqual(servers[0].wait(), 1)
+        self.assertIn("a head could not be saved", servers[0].log())
+        self.assertNotIn(self.SAVED, servers[0].log())
 
 
 if __name__ == "__main__":
