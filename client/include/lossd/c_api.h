@@ -40,7 +40,7 @@ extern "C" {
 
 /* Goes up when functions or fields are added. A program needs a library of at least the number that it was
  * compiled with. */
-#define LOSSD_C_API_VERSION 6
+#define LOSSD_C_API_VERSION 7
 
 LOSSD_API uint32_t lossd_api_version(void);
 LOSSD_API const char* lossd_version(void); /* "0.1.0" */
@@ -270,6 +270,10 @@ LOSSD_API lossd_status* lossd_head_logits(const lossd_head* head, const lossd_lo
 
 /* SavedCheckpoint as JSON. */
 LOSSD_API lossd_status* lossd_head_save_checkpoint(const lossd_head* head, const char* tag, char** json);
+/* With these marks, and nothing else, in the window. */
+LOSSD_API lossd_status* lossd_head_save_checkpoint_of(const lossd_head* head, const char* tag,
+                                                      const char* const* marks, size_t marks_count,
+                                                      char** json);
 
 /* --- Sessions ---------------------------------------------------------------------------------------- */
 

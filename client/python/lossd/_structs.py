@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-LOSSD_C_API_VERSION = 6
+LOSSD_C_API_VERSION = 7
 LOSSD_MOST_LANES = 64
 
 # lossd_code
@@ -405,6 +405,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "lossd_logits_init": (None, [c.POINTER(Logits), c.c_size_t]),
     "lossd_head_logits": (c.c_void_p, [c.c_void_p, c.POINTER(Logits), c.c_void_p]),
     "lossd_head_save_checkpoint": (c.c_void_p, [c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p)]),
+    "lossd_head_save_checkpoint_of": (
+        c.c_void_p,
+        [c.c_void_p, c.c_char_p, c.POINTER(c.c_char_p), c.c_size_t, c.POINTER(c.c_void_p)],
+    ),
     "lossd_session_options_init": (None, [c.POINTER(SessionOptions), c.c_size_t]),
     "lossd_head_open_session": (c.c_void_p, [c.c_void_p, c.POINTER(SessionOptions), c.POINTER(c.c_void_p)]),
     "lossd_session_free": (None, [c.c_void_p]),

@@ -175,10 +175,15 @@ class Head:
         request = _logits.Request(hidden_dtype, dtype, top_k, logit_scale, softcap, bias, weight_version)
         return _logits.run(self._core, hidden, request)
 
-    def save_checkpoint(self, tag: str) -> SavedCheckpoint:
-        """Everything the server has of the head, as of one moment, in its --checkpoint_dir."""
+    def save_checkpoint(self, tag: str, *, marks: Sequence[str] = ()) -> SavedCheckpoint:
+        """Everything the server has of the head, as of one moment, in its --checkpoint_dir.
+
+        marks: of every session that has added to the window (Head.marks of all processes). The checkpoint has that
+        and nothing else, or nothing is saved: FailedPreconditionError names the difference, and WindowLostError says
+        that a replica was lost with it. Without them, what the window has.
+        """
         with self._core.handle as head:
-            data = library().json("lossd_head_save_checkpoint", head, encoded(tag, "tag"))
+            data = library().json("lossd_head_save_checkpoint_of", head, encoded(tag, "tag"), *marks_array(list(marks)))
         return from_json(SavedCheckpoint, data)
 
     # Sessions

@@ -100,10 +100,17 @@ lossd_status* lossd_head_info(const lossd_head* head, char** json) {
 }
 
 lossd_status* lossd_head_save_checkpoint(const lossd_head* head, const char* tag, char** json) {
+  return lossd_head_save_checkpoint_of(head, tag, nullptr, 0, json);
+}
+
+lossd_status* lossd_head_save_checkpoint_of(const lossd_head* head, const char* tag, const char* const* marks,
+                                            size_t marks_count, char** json) {
   return Guarded([&]() -> absl::Status {
     if (absl::Status status = NotNull(head, "head"); !status.ok()) return status;
     if (absl::Status status = NotNull(tag, "tag"); !status.ok()) return status;
-    const auto saved = head->head.SaveCheckpoint(tag);
+    const auto sessions = MarksOf(marks, marks_count);
+    if (!sessions.ok()) return sessions.status();
+    const auto saved = head->head.SaveCheckpoint(tag, *sessions);
     return json == nullptr ? saved.status() : PutJson(saved, json);
   });
 }

@@ -88,6 +88,7 @@ static void CheckHeadNulls(const lossd_head* head) {
   IS_NULL(lossd_weight_write_commit(NULL, NULL), "write");
   IS_NULL(lossd_head_save_checkpoint(NULL, "t", NULL), "head");
   IS_NULL(lossd_head_save_checkpoint(head, NULL, NULL), "tag");
+  IS_NULL(lossd_head_save_checkpoint_of(head, "t", NULL, 1, NULL), "marks");
   IS_NULL(lossd_head_open_session(NULL, NULL, &session), "head");
   IS_NULL(lossd_head_open_session(head, NULL, NULL), "session");
   IS_NULL(lossd_head_flush(NULL, &flush, NULL, 0, NULL), "head");

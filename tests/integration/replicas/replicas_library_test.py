@@ -44,7 +44,7 @@ class ReplicasTest(unittest.TestCase):
         open_ = contextlib.ExitStack()
         self.addCleanup(open_.close)
         folder = Path(open_.enter_context(tempfile.TemporaryDirectory()))
-        self.replicas = open_.enter_context(ReplicaServers(BINARY, folder, 2, *FLAGS))
+        self.replicas = open_.enter_context(ReplicaServers(BINARY, folder, 2, f"--checkpoint_dir={folder}/checkpoints", *FLAGS))
         self.target = ",".join(self.replicas.targets)
         self.alone = open_.enter_context(LossdServer(BINARY, *FLAGS))
         self.expected = create(open_.enter_context(lossd.connect(self.alone.target)))
@@ -130,6 +130,20 @@ class ReplicasTest(unittest.TestCase):
         self.head.step(LR)
         self.step_alone(0, 1, 2)
         self.assert_weights()
+
+    def test_a_checkpoint_does_not_miss_unseen_what_a_killed_replica_had(self):
+        sessions = self.sessions()
+        for replica, session in sessions.items():
+            session.compute(*batch(replica))
+        marks = self.head.marks()
+        self.assertEqual(self.head.save_checkpoint("whole", marks=marks).info.window_tokens, 2 * TOKENS)
+        with self.assertRaises(lossd.FailedPreconditionError):
+            self.head.save_checkpoint("one", marks=[sessions[0].marks()])
+        self.replicas[1].kill()
+        self.replicas.start()
+        with self.assertRaises(lossd.WindowLostError):
+            self.head.save_checkpoint("part", marks=marks)
+        self.assertEqual([checkpoint.tag for checkpoint in self.client.checkpoints("h")], ["whole"])
 
     def test_a_replica_that_is_killed_between_two_windows_costs_nothing(self):
         for victim in (1, 0):
