@@ -480,11 +480,14 @@ class FaultTrainer(Client):
         """What there was before stays the one to go back to until this one is known to be whole."""
         tag = "b" if self.tag == "a" else "a"
         state = deepcopy(self.state)
-        info = self.again(self.head.save_checkpoint, tag).info
+        info = self.again(self.save_checkpoint, tag).info
         check_equal("the generation of a checkpoint", info.generation, state.generation)
         check_equal("window_tokens of a checkpoint", info.window_tokens, valid_tokens(state.batches))
         self.tag, self.saved = tag, state
         self.seen["checkpoints"] += 1
+
+    def save_checkpoint(self, tag: str) -> lossd.SavedCheckpoint:
+        return self.head.save_checkpoint(tag)
 
     def go_back(self) -> None:
         """To where the last checkpoint was saved, the server and this one."""
