@@ -456,7 +456,6 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
       [this] { return stopping(); });
   {
     const engine::MutexLock lock(mutex_);
-    to_coordinator_ = nullptr;
     when_drained_ = nullptr;
     // Who drains hears of no other coordinator any more.
     coordinator_drains_ = coordinator_drains_ && engine_->draining();

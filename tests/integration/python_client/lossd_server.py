@@ -10,23 +10,24 @@ import tempfile
 import time
 
 
-def free_port():
-    """Below those that the system gives to connections, or one might have it when the server starts."""
-    while True:
-        port = random.randrange(15000, 32000)
-        with socket.socket() as taken, contextlib.suppress(OSError):
-            taken.bind(("127.0.0.1", port))
-            return port
+_reserved = []
 
 
 def free_ports(count):
-    """The first of so many ports in a row."""
+    """The first of so many ports in a row. They are below those that the system gives to connections, or one might have
+    it when the server starts, and no other test that runs meanwhile is given them."""
     while True:
-        first = free_port()
-        with contextlib.suppress(OSError), contextlib.ExitStack() as taken:
+        first = random.randrange(15000, 32000)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as mine, contextlib.ExitStack() as taken:
             for port in range(first, first + count):
+                mine.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0lossd-test-port-{port}")
                 taken.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            _reserved.append(mine.pop_all())  # until this process ends
             return first
+
+
+def free_port():
+    return free_ports(1)
 
 
 def await_ports(process, file, log):

@@ -64,7 +64,7 @@ class Node:
     def await_ports(self):
         until(lambda: os.path.exists(self.ports_path) or self.process.poll() is not None)
         if self.process.poll() is not None:
-            raise AssertionError(self.log())
+            raise AssertionError(f"node {self.number} ended with {self.process.poll()}:\n{self.log()}")
         with open(self.ports_path, encoding="utf-8") as file:
             return json.load(file)
 
@@ -111,8 +111,12 @@ class TestCase(unittest.TestCase):
     def start_all(self, *flags, nodes=2, devices="cpu,cpu"):
         """Nodes of a group that serves."""
         started = [self.start(number, *flags, nodes=nodes, devices=devices) for number in range(nodes)]
-        for node in started:
-            node.await_ports()
+        try:
+            for node in started:
+                node.await_ports()
+        except AssertionError as error:
+            logs = "\n".join(f"node {node.number}:\n{node.log()}" for node in started)
+            raise AssertionError(f"not all nodes serve:\n{logs}") from error
         return started
 
     def assert_all_end(self, status, *nodes):
@@ -265,7 +269,6 @@ class Ends(TestCase):
             other.process.terminate()
             time.sleep(0.1)
         self.assert_all_end(-signal.SIGTERM, other)
-
 
     def test_a_rank_that_is_lost_while_the_group_drains_is_the_end_of_all_nodes(self):
         leader, other = self.start_all("--rank_timeout=10m")
