@@ -633,9 +633,9 @@ class OddPart : public engine::CheckpointPart {
  public:
   OddPart(std::shared_ptr<engine::CheckpointPart> part, std::string tensor, int64_t more)
       : part_(std::move(part)), tensor_(std::move(tensor)), more_(more) {}
-  void Capture(const engine::WindowPlace& place,
+  void Capture(const engine::WindowPlace& place, const std::vector<engine::SessionMarks>& named,
                std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) override {
-    part_->Capture(place, std::move(done));
+    part_->Capture(place, named, std::move(done));
   }
   void SumCaptured(Done done) override { part_->SumCaptured(std::move(done)); }
   void Release(Done done) override { part_->Release(std::move(done)); }
@@ -681,7 +681,7 @@ TEST(ReplicaCheckpoint, RowsOfAnotherSizeThanWasAskedForAreNotSaved) {
     for (const int64_t more : {4, -4}) {
       auto replicas = *servers.set().set(0).FindReplicas(*head, absl::ZeroDuration());
       for (auto& part : replicas.others) part = std::make_shared<OddPart>(std::move(part), tensor, more);
-      const absl::Status saved = engine::SaveTogether(head, replicas, &sink).status();
+      const absl::Status saved = engine::SaveTogether(head, replicas, {}, &sink).status();
       EXPECT_EQ(saved.code(), absl::StatusCode::kInternal) << saved << ", '" << tensor << "', " << more;
     }
   }
