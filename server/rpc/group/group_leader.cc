@@ -185,9 +185,8 @@ absl::Status LeaderServer::Listen(const std::string& address) {
   builder.SetMaxSendMessageSize(-1);
   builder.RegisterService(&service_);
   for (grpc::Service* service : others_) builder.RegisterService(service);
-  const auto refused = [&address](const absl::Status& why) {
-    return absl::UnavailableError(
-        absl::StrCat("the group's control cannot listen on ", address, ": ", why.message()));
+  const auto refused = [](const absl::Status& why) {
+    return absl::UnavailableError(absl::StrCat("control: ", why.message()));
   };
   absl::Status listening = acceptor_.Listen(address, credentials_, builder);
   if (!listening.ok()) return refused(listening);

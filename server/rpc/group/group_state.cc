@@ -19,16 +19,20 @@ using group::v1::LeaderMessage;
 using kernels::collectives::Code;
 using kernels::collectives::Result;
 
+// `member` is what messages call one of those that meet: a rank, or a replica.
 template <typename Value>
-absl::Status CheckSame(const char* what, const Value& expected, const Value& given) {
+absl::Status CheckSame(const std::string& member, const std::string& what, const Value& expected,
+                       const Value& given) {
   if (expected == given) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("the group has ", what, " ", expected, ", the rank that joins has ", given));
+      absl::StrCat(member, " 0 has ", what, " ", expected, ", the ", member, " that joins has ", given));
 }
 
 // Compares all flags that either end has.
-absl::Status CheckAgreed(const std::map<std::string, std::string>& group,
+absl::Status CheckAgreed(const std::string& member, const std::map<std::string, std::string>& group,
                          const google::protobuf::Map<std::string, std::string>& given) {
+  const std::string leader = absl::StrCat(member, " 0"),
+                    joining = absl::StrCat("the ", member, " that joins");
   std::map<std::string, std::string> both = group;
   both.insert(given.begin(), given.end());
   for (const auto& [flag, value] : both) {
@@ -36,16 +40,16 @@ absl::Status CheckAgreed(const std::map<std::string, std::string>& group,
     const auto actual = given.find(flag);
     if (expected == group.end()) {
       return absl::FailedPreconditionError(
-          absl::StrCat("the rank that joins has --", flag, "=", value, ", and the group has no such flag"));
+          absl::StrCat(joining, " has --", flag, "=", value, ", and ", leader, " has no such flag"));
     }
     if (actual == given.end()) {
       return absl::FailedPreconditionError(
-          absl::StrCat("the group has --", flag, "=", value, ", and the rank that joins has no such flag"));
+          absl::StrCat(leader, " has --", flag, "=", value, ", and ", joining, " has no such flag"));
     }
     if (expected->second != actual->second) {
-      return absl::FailedPreconditionError(absl::StrCat("the group has --", flag, "=", expected->second,
-                                                        ", the rank that joins has --", flag, "=",
-                                                        actual->second, "; start every node with the same"));
+      return absl::FailedPreconditionError(absl::StrCat(leader, " has --", flag, "=", expected->second, ", ",
+                                                        joining, " has --", flag, "=", actual->second,
+                                                        "; start all with the same"));
     }
   }
   return absl::OkStatus();
@@ -96,24 +100,30 @@ GroupState::GroupState(GroupIdentity identity, absl::Duration rank_timeout, Rank
 
 absl::Status GroupState::Check(const group::v1::Hello& hello) const {
   if (!over_.ok()) return over_;
+  const std::string& member = identity_.member;
   absl::Status status;
-  if (hello.epoch() != 0) status = CheckSame("epoch", identity_.epoch, int64_t{hello.epoch()});
-  if (status.ok()) status = CheckSame("a number of ranks of", identity_.ranks, int32_t{hello.ranks()});
-  if (status.ok()) status = CheckSame("version", identity_.version, hello.version());
-  if (status.ok()) status = CheckSame("devices of the kind", identity_.device_kind, hello.device_kind());
-  if (status.ok()) status = CheckAgreed(identity_.agreed, hello.agreed());
+  if (hello.epoch() != 0) status = CheckSame(member, "epoch", identity_.epoch, int64_t{hello.epoch()});
+  if (status.ok()) {
+    const std::string number = absl::StrCat("a number of ", member, "s of");
+    status = CheckSame(member, number, identity_.ranks, int32_t{hello.ranks()});
+  }
+  if (status.ok()) status = CheckSame(member, "version", identity_.version, hello.version());
+  if (status.ok()) {
+    status = CheckSame(member, "devices of the kind", identity_.device_kind, hello.device_kind());
+  }
+  if (status.ok()) status = CheckAgreed(member, identity_.agreed, hello.agreed());
   if (!status.ok()) return status;
   if (hello.rank() < 1 || hello.rank() >= identity_.ranks) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the rank that joins is ", hello.rank(), "; the group has ranks from 1 to ", identity_.ranks - 1));
+    return absl::FailedPreconditionError(absl::StrCat("the ", member, " that joins is ", hello.rank(),
+                                                      "; there are ", member, "s from 1 to ",
+                                                      identity_.ranks - 1));
   }
   const Member& first = members_[static_cast<size_t>(hello.rank())];
   if (!first.joined) return absl::OkStatus();
   const std::string from = first.stream == nullptr ? "" : first.stream->Peer();
-  return absl::AlreadyExistsError(absl::StrCat("the rank that joins is ", hello.rank(),
-                                               ", and so is one that has joined before",
-                                               from.empty() ? "" : absl::StrCat(", from ", from),
-                                               "; give every node and process of the group its own number"));
+  return absl::AlreadyExistsError(
+      absl::StrCat("the ", member, " that joins is ", hello.rank(), ", and so is one that has joined before",
+                   from.empty() ? "" : absl::StrCat(", from ", from), "; give each its own number"));
 }
 
 absl::Status GroupState::Join(const group::v1::Hello& hello, std::shared_ptr<RankStream> stream) {

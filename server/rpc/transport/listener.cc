@@ -113,7 +113,7 @@ absl::Status OpenAll(const std::vector<SocketAddress>& addresses, int port,
       missing = error;
     } else {
       sockets->clear();
-      return absl::ErrnoToStatus(error, std::generic_category().message(error));
+      return absl::Status(absl::ErrnoToStatusCode(error), std::generic_category().message(error));
     }
   }
   if (!sockets->empty()) return absl::OkStatus();
