@@ -250,7 +250,7 @@ class Engine {
   absl::Status DeleteAtAll(const std::string& name, DiscardGradient discard,
                            const std::function<void()>& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) ABSL_LOCKS_EXCLUDED(together_mutex_);
-  // Of this server alone; its checkpoints stay, but no start brings it back.
+  // From this server alone; its checkpoints stay, but no start brings it back.
   absl::Status DeleteHere(const std::string& name, DiscardGradient discard, std::function<void()> released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   // The head, and nothing of what the disk has of it.

@@ -16,7 +16,7 @@ namespace lossd::internal {
 // Whether the server may have done what it was asked for although there is no answer.
 bool MayBeDone(const absl::Status& status);
 
-// Of what is of another past than the head's.
+// Why what is of another past than the head's is gone.
 const char* CauseOfLoss(const ServerLife& life);
 
 // With what they are of, if the server knows to look at that.
