@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kPollMilliseconds = 20;  // how soon CutAll and the destructor are noticed
+constexpr int kPollMilliseconds = 20;  // how soon CutAll, Silence and the destructor are noticed
 constexpr std::chrono::milliseconds kDelayOfAPiece(4);
 constexpr std::string_view kUnixPrefix = "unix:";
 
@@ -100,6 +100,10 @@ class FaultProxy::Relay {
   void Run() {
     std::array<char, 4096> buffer;
     for (bool open = true; open && !Interrupted();) {
+      if (proxy_.silent_) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(kPollMilliseconds));
+        continue;
+      }
       std::array<pollfd, 2> waiting{pollfd{.fd = ends_[0], .events = POLLIN, .revents = 0},
                                     pollfd{.fd = ends_[1], .events = POLLIN, .revents = 0}};
       if (poll(waiting.data(), waiting.size(), kPollMilliseconds) <= 0) continue;

@@ -68,6 +68,9 @@ class FaultProxy {
   // Connections that are made from now on go there.
   void set_backend(const std::string& backend);
   void CutAll();
+  // From now on nothing passes, of later connections either, and no end is told: as if the host behind had
+  // gone.
+  void Silence() { silent_ = true; }
   int faults() const { return faults_; }  // of plans, so far
 
  private:
@@ -89,6 +92,7 @@ class FaultProxy {
   const Plan plan_;
   const Watch watch_;
   std::atomic<bool> stopping_ = false;
+  std::atomic<bool> silent_ = false;
   std::atomic<int> faults_ = 0;
   int listener_ = -1;
   int port_ = 0;

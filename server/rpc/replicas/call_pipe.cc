@@ -11,12 +11,13 @@ CallPipe* CallPipe::Begin(const grpc::ServerContextBase& context, Target target)
 }
 
 void CallPipe::Start(const grpc::ServerContextBase& context) {
-  made_.context.set_deadline(context.deadline());
-  target_.prepare(&made_.context);
-  made_.stub.PrepareBidiStreamingCall(&made_.context, target_.method, {}, &made_);
+  made_.context->set_deadline(context.deadline());
+  target_.prepare(made_.context.get());
+  made_.stub.PrepareBidiStreamingCall(made_.context.get(), target_.method, {}, &made_);
   made_.AddHold();
   made_.StartRead(&out_);
   made_.StartCall();
+  if (target_.epoch != nullptr) target_.epoch->Add(made_.context);
   StartRead(&in_);
 }
 
@@ -47,14 +48,15 @@ void CallPipe::OnMadeRead(bool ok) {
 }
 
 void CallPipe::OnWriteDone(bool ok) {
-  if (!ok) made_.context.TryCancel();
+  if (!ok) made_.context->TryCancel();
   out_.Clear();
   made_.StartRead(&out_);
 }
 
 void CallPipe::OnMadeDone(const grpc::Status& status) {
-  if (target_.on_end != nullptr) target_.on_end(status);
-  Finish(status);
+  const grpc::Status told = target_.epoch != nullptr && !given_up_ ? target_.epoch->Told(status) : status;
+  if (target_.on_end != nullptr) target_.on_end(told);
+  Finish(told);
 }
 
 }  // namespace lossd::rpc

@@ -5,12 +5,14 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "server/engine/common/mutex.h"
+#include "server/rpc/replicas/epoch_calls.h"
 
 namespace lossd::rpc {
 
@@ -24,7 +26,9 @@ class CallPipe final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
     // Adds metadata to the call that is made, before it starts. The deadline is that of the call that is
     // served.
     std::function<void(grpc::ClientContext*)> prepare;
-    // Told how it has ended. May be null.
+    // Which it ends with. May be null.
+    std::shared_ptr<EpochCalls> epoch;
+    // Told how it has ended for the client. May be null.
     std::function<void(const grpc::Status&)> on_end;
   };
 
@@ -32,7 +36,10 @@ class CallPipe final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
-  void OnCancel() override { made_.context.TryCancel(); }
+  void OnCancel() override {
+    given_up_ = true;
+    made_.context->TryCancel();
+  }
   void OnDone() override { delete this; }  // NOLINT(cppcoreguidelines-owning-memory): gRPC is done with it
 
  private:
@@ -50,7 +57,7 @@ class CallPipe final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
     CallPipe* const pipe_;
 
    public:
-    grpc::ClientContext context;
+    const std::shared_ptr<grpc::ClientContext> context = std::make_shared<grpc::ClientContext>();
     grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub;
   };
 
@@ -62,8 +69,9 @@ class CallPipe final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
 
   const Target target_;
   Made made_;
-  grpc::ByteBuffer in_;   // on its way to the call that is made
-  grpc::ByteBuffer out_;  // on its way back
+  grpc::ByteBuffer in_;                 // on its way to the call that is made
+  grpc::ByteBuffer out_;                // on its way back
+  std::atomic<bool> given_up_ = false;  // by the client
 
   engine::Mutex mutex_;
   bool made_over_ ABSL_GUARDED_BY(mutex_) = false;  // nothing is started there any more

@@ -70,6 +70,7 @@ grpc::ServerGenericBidiReactor* PassedCalls::CreateReactor(grpc::GenericCallback
       {.channel = coordinator->channel,
        .method = kPassPath,
        .prepare = [&](grpc::ClientContext* made) { PreparePassed(*coordinator, method, *context, made); },
+       .epoch = coordinator->epoch,
        .on_end =
            [record](const grpc::Status& status) {
              if (record != nullptr) record->NoteStatus(status);
@@ -107,6 +108,7 @@ Stream* PassService::Pass(grpc::CallbackServerContext* context) {
       {.channel = server,
        .method = method,
        .prepare = [context](grpc::ClientContext* made) { CopyClient(context->client_metadata(), made); },
+       .epoch = nullptr,
        .on_end = nullptr});
 }
 

@@ -15,6 +15,7 @@
 #include "server/engine/common/mutex.h"
 #include "server/rpc/calls/call_reports.h"
 #include "server/rpc/group/group_credentials.h"
+#include "server/rpc/replicas/epoch_calls.h"
 
 namespace lossd::rpc {
 
@@ -22,6 +23,7 @@ namespace lossd::rpc {
 struct CoordinatorCalls {
   std::shared_ptr<grpc::Channel> channel;              // to its control
   std::function<void(grpc::ClientContext*)> identify;  // shows that the call is of the set; thread-safe
+  std::shared_ptr<EpochCalls> epoch;                   // which calls end with; told of each that is started
 };
 // UNAVAILABLE, saying why, while there is no way to it.
 using FindCoordinator = std::function<absl::StatusOr<CoordinatorCalls>()>;

@@ -260,7 +260,8 @@ class MeetingReplica final : public ReplicaSet {
 
   // Who waits for the end of a window has to ask again.
   void TellAllWaiting(const absl::Status& why);
-  // Sets what Whole() says, and logs it if it is news. Unless all are there nobody is asked any more.
+  // Sets what Whole() says, and logs it if it is news. Unless all are there nobody is asked any more, and
+  // what was passed on to the coordinator ends.
   void Tell(const absl::Status& whole);
   bool Sleep(absl::Duration duration);
   bool stopping() const {
@@ -283,7 +284,7 @@ class MeetingReplica final : public ReplicaSet {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status whole_ ABSL_GUARDED_BY(mutex_) = absl::UnavailableError("the replicas have yet to meet");
   std::shared_ptr<Coordination> coordination_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<grpc::Channel> to_coordinator_ ABSL_GUARDED_BY(mutex_);  // while all are there
+  std::optional<CoordinatorCalls> to_coordinator_ ABSL_GUARDED_BY(mutex_);  // while all are there
   std::shared_ptr<Meeting> meeting_ ABSL_GUARDED_BY(mutex_);
   uint64_t settled_history_ ABSL_GUARDED_BY(mutex_) = 0;
   // At other replicas, of a drain of all.
@@ -326,16 +327,18 @@ void MeetingReplica::TellAllWaiting(const absl::Status& why) {
 
 void MeetingReplica::Tell(const absl::Status& whole) {
   bool news = false;
+  std::optional<CoordinatorCalls> lost;
   {
     const engine::MutexLock lock(mutex_);
     news = whole_ != whole;
     whole_ = whole;
     if (!whole.ok()) {
       coordination_ = nullptr;
-      to_coordinator_ = nullptr;
+      lost = std::exchange(to_coordinator_, std::nullopt);
     }
     changed_.NotifyAll();
   }
+  if (lost.has_value()) lost->epoch->End(whole);
   engine_->replicas().NoteWhole(whole);
   if (!news) return;
   if (whole.ok()) {
@@ -446,7 +449,11 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
   if (absl::Status all = AllGather((*member)->rendezvous(), "finished", nullptr); !all.ok()) return all;
   {
     const engine::MutexLock lock(mutex_);
-    to_coordinator_ = (*member)->channel();
+    to_coordinator_ =
+        CoordinatorCalls{.channel = (*member)->channel(),
+                         .identify = [credentials = options_.credentials](
+                                         grpc::ClientContext* context) { ShowToken(credentials, context); },
+                         .epoch = std::make_shared<EpochCalls>()};
   }
   Tell(absl::OkStatus());
   absl::Status ended = (*member)->Answer(
@@ -572,11 +579,8 @@ bool MeetingReplica::AwaitFirstMeeting(const std::function<bool()>& told_to_end)
 
 absl::StatusOr<CoordinatorCalls> MeetingReplica::Coordinator() const {
   const engine::MutexLock lock(mutex_);
-  if (to_coordinator_ == nullptr) return NotWholeLocked();
-  return CoordinatorCalls{.channel = to_coordinator_,
-                          .identify = [credentials = options_.credentials](grpc::ClientContext* context) {
-                            ShowToken(credentials, context);
-                          }};
+  if (!to_coordinator_.has_value()) return NotWholeLocked();
+  return *to_coordinator_;
 }
 
 absl::Status MeetingReplica::NotWholeLocked() const {

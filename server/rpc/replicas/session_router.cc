@@ -73,10 +73,12 @@ void SessionRouter::Pass(const grpc::CallbackServerContext& context, const char*
   call->request = request;
   call->context.set_deadline(context.deadline());
   PreparePassed(*coordinator, path, context, &call->context);
-  call->stub.UnaryCall(&call->context, kPassPath, {}, &call->request, &call->response,
-                       [call, done = std::move(done)](const grpc::Status& status) {
-                         done(status, std::move(call->response));
-                       });
+  call->stub.UnaryCall(
+      &call->context, kPassPath, {}, &call->request, &call->response,
+      [call, epoch = coordinator->epoch, done = std::move(done)](const grpc::Status& status) {
+        done(epoch->Told(status), std::move(call->response));
+      });
+  coordinator->epoch->Add({call, &call->context});
 }
 
 void SessionRouter::OpenSession(const grpc::CallbackServerContext& context,

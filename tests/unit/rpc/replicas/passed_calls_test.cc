@@ -60,9 +60,10 @@ class PassedCallsTest : public ::testing::Test {
   }
   absl::StatusOr<CoordinatorCalls> Find() const {
     if (!found_.ok()) return found_;
-    return CoordinatorCalls{.channel = to_control_, .identify = [this](grpc::ClientContext* context) {
-                              ShowToken({.token = shown_}, context);
-                            }};
+    return CoordinatorCalls{
+        .channel = to_control_,
+        .identify = [this](grpc::ClientContext* context) { ShowToken({.token = shown_}, context); },
+        .epoch = std::make_shared<EpochCalls>()};
   }
   grpc::Status CreateHead() {
     v1::CreateHeadRequest request;
