@@ -176,8 +176,9 @@ struct ReplicaSetStatus {
   std::string name;     // empty: the server's heads are its own
   int32_t replica = 0;  // that the server is
   int32_t replicas = 0;
-  bool whole = false;    // all are there: windows end, heads and weights can be written
-  std::string why_not;   // names who is missing; empty: it is whole
+  bool whole = false;  // all are there: windows end, heads and weights can be written
+  // Names who is missing, or, at replica 0, who has not answered for long; empty: windows end.
+  std::string why_not;
   uint64_t epochs = 0;   // how often all have met
   uint64_t refills = 0;  // how often this one came to that with nothing, and was filled by the others
   uint64_t history = 0;  // their windows' past: another number once they went back to a checkpoint
@@ -186,7 +187,8 @@ struct ReplicaSetStatus {
     int32_t replica = 0;
     uint64_t sessions_placed = 0;  // that were opened there
     // By phase of the end of a window ("seal", "sum", "step", "flush"), in their order: how long after the
-    // first one it answered, in seconds; a mean in which the last windows weigh most.
+    // first one it answered, in seconds; a mean in which the last windows weigh most, or of what it has yet
+    // to answer, if that is more.
     std::vector<std::pair<std::string, double>> late_seconds;
   };
   std::vector<Replica> members;

@@ -122,7 +122,7 @@ class ReplicaStatus:
     """How many sessions were opened there."""
     late_seconds: dict[str, float] = field(default_factory=dict)
     """By phase of the end of a window ("seal", "sum", "step", "flush"): how long after the first one it answered, as a
-    mean in which the last windows weigh most."""
+    mean in which the last windows weigh most; or of what it has yet to answer, if that is more."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class ReplicaSetStatus:
     whole: bool = False
     """All are there: windows end, heads and weights can be written."""
     why_not: str = ""
-    """Names who is missing; "": it is whole."""
+    """Names who is missing, or, at replica 0, who has not answered for long; "": windows end."""
     epochs: int = 0
     """How often all have met."""
     refills: int = 0

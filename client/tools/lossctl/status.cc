@@ -68,9 +68,10 @@ std::string RanksTable(const ServerStatus& status) {
 // "2 of 3 (set lm)" for the last one, and how it is with the others.
 std::string ReplicaLine(const ReplicaSetStatus& set) {
   if (set.name.empty()) return "";
+  const char* const there = set.why_not.empty() ? "all are there" : "all are there, but ";
   return absl::StrCat("  replica      ", set.replica, " of ", set.replicas, " (set ", set.name, "), ",
-                      set.whole ? "all are there" : absl::StrCat("NOT WHOLE: ", set.why_not), "; met ",
-                      set.epochs, set.epochs == 1 ? " time" : " times", ", filled ", set.refills,
+                      set.whole ? there : "NOT WHOLE: ", set.why_not, "; met ", set.epochs,
+                      set.epochs == 1 ? " time" : " times", ", filled ", set.refills,
                       set.refills == 1 ? " time" : " times", "\n");
 }
 

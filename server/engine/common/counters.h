@@ -27,6 +27,8 @@ class HistogramReading {
   // As those of Histogram.
   uint64_t bucket(size_t i) const { return buckets_[i]; }
   double sum() const { return sum_; }
+  // So much of what has yet to be observed.
+  void AddToSum(double value) { sum_ += value; }
 
  private:
   Buckets buckets_{};

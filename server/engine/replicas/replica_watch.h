@@ -6,6 +6,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/engine/common/counters.h"
+#include "server/engine/common/monotonic_clock.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/common/replica_place.h"
 
@@ -31,16 +34,24 @@ using EachPhase = std::array<Value, kReplicaPhases.size()>;
 // At one moment.
 struct ReplicaReport {
   struct Answers {
-    EachPhase<HistogramReading<kDurationBounds>> late;  // how much later than the first one it answered
-    EachPhase<double> late_seconds{};  // the same lately: a mean in which the last ones weigh most
+    // How much later than the first one it answered. The sum has it of what it has yet to answer, too.
+    EachPhase<HistogramReading<kDurationBounds>> late;
+    // The same lately: a mean in which the last ones weigh most; or of what it has yet to answer, if that is
+    // more.
+    EachPhase<double> late_seconds{};
     uint64_t sessions_placed = 0;
   };
 
   bool IsSet() const { return place.shared(); }
+  // Why windows do not end; "" if they do.
+  std::string WhyNot() const { return whole.ok() ? waits_for : std::string(whole.message()); }
 
   std::string name;
   ReplicaPlace place;
-  absl::Status whole;    // OK while all are there; else why not
+  absl::Status whole;  // OK while all are there; else why not
+  // At the coordinator: "replica 2 has not answered a step for 41 s", of what was asked first and for so long
+  // that it may hang; else "".
+  std::string waits_for;
   uint64_t epochs = 0;   // how often all have met
   uint64_t refills = 0;  // how often this one came to that with nothing, and was filled by the others
   uint64_t history = 0;  // of the windows of all; 0: they have yet to meet
@@ -51,6 +62,9 @@ struct ReplicaReport {
 // Thread-safe.
 class ReplicaWatch {
  public:
+  class Asked;
+  enum class Answer { kDone, kError };
+
   explicit ReplicaWatch(ReplicaPlace place);
 
   void NameSet(std::string name) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -60,17 +74,28 @@ class ReplicaWatch {
   void NoteRefill() { refills_.fetch_add(1, std::memory_order_relaxed); }
   // What was asked of this replica is done, so long after it was asked.
   void NotePhase(ReplicaPhase phase, absl::Duration taken);
-  // At the coordinator: all have done it, replica i so long after they were asked.
-  void NoteAnswers(ReplicaPhase phase, const std::vector<absl::Duration>& taken) ABSL_LOCKS_EXCLUDED(mutex_);
+  // At the coordinator: all are asked for what this phase is. It is under way until all have answered, or
+  // nobody holds what this returns. Times are of the monotonic clock.
+  std::shared_ptr<Asked> NoteAsked(ReplicaPhase phase, absl::Time now = MonotonicNow())
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // This one has done it, or could not. Who is late is counted from the first that has done it.
+  void NoteAnswer(Asked& asked, size_t replica, Answer answer, absl::Time now = MonotonicNow())
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void NotePlaced(int32_t replica);
 
-  ReplicaReport Read() const ABSL_LOCKS_EXCLUDED(mutex_);
+  ReplicaReport Read(absl::Time now = MonotonicNow()) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Answers {
     EachPhase<DurationHistogram> late;
     Counter sessions_placed{0};
   };
+  struct Mean {
+    double answers = 0;  // that it is of
+    double seconds = 0;
+  };
+
+  void AddUnderWay(absl::Time now, ReplicaReport* report) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ReplicaPlace place_;
   Counter refills_{0};
@@ -82,8 +107,23 @@ class ReplicaWatch {
   absl::Status whole_ ABSL_GUARDED_BY(mutex_) = absl::UnavailableError("the replicas have yet to meet");
   uint64_t epochs_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t history_ ABSL_GUARDED_BY(mutex_) = 0;
-  EachPhase<double> rounds_ ABSL_GUARDED_BY(mutex_){};                   // that NoteAnswers was told of
-  std::vector<EachPhase<double>> late_seconds_ ABSL_GUARDED_BY(mutex_);  // as answers_
+  std::vector<EachPhase<Mean>> late_lately_ ABSL_GUARDED_BY(mutex_);       // as answers_
+  std::vector<std::weak_ptr<const Asked>> asked_ ABSL_GUARDED_BY(mutex_);  // the first one first
+};
+
+// The watch's, under its mutex.
+class ReplicaWatch::Asked {
+ public:
+  Asked(ReplicaPhase phase, absl::Time at, size_t replicas)
+      : phase_(phase), at_(at), answered_(replicas, false) {}
+
+ private:
+  friend class ReplicaWatch;
+
+  const ReplicaPhase phase_;
+  const absl::Time at_;
+  std::optional<absl::Time> first_;  // when the first one had done it
+  std::vector<bool> answered_;       // by replica
 };
 
 }  // namespace lossd::engine

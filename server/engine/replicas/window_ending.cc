@@ -6,7 +6,6 @@
 #include <variant>
 
 #include "absl/strings/cord.h"
-#include "server/engine/common/monotonic_clock.h"
 #include "server/engine/replicas/part_answers.h"
 
 namespace lossd::engine {
@@ -15,52 +14,40 @@ namespace {
 
 constexpr char kLost[] = "lossd/replica_lost";
 
-using Times = std::vector<absl::Duration>;  // by replica: until it had answered
-
 // What all replicas answer, the coordinator first; then something happens, by the thread of the last answer,
 // or by who asked, if that came later.
 template <class Answer>
 class Round {
  public:
-  using Then = std::function<void(std::vector<Answer> answers, const Times& taken)>;
+  using Then = std::function<void(std::vector<Answer> answers)>;
 
   Round(size_t replicas, Then then)
-      : then_(std::move(then)),
-        answers_(replicas, absl::UnknownError("")),
-        taken_(replicas),
-        missing_(replicas + 1) {}
+      : then_(std::move(then)), answers_(replicas, absl::UnknownError("")), missing_(replicas + 1) {}
 
   // Everybody was asked.
   void Begin() { Count(nullptr); }
 
   static std::function<void(Answer)> AnswerOf(const std::shared_ptr<Round>& round, size_t replica) {
     return [round, replica](Answer answer) {
-      round->Count([&](std::vector<Answer>& answers, Times& taken) {
-        answers[replica] = std::move(answer);
-        taken[replica] = MonotonicNow() - round->begun_;
-      });
+      round->Count([&](std::vector<Answer>& answers) { answers[replica] = std::move(answer); });
     };
   }
 
  private:
-  void Count(const std::function<void(std::vector<Answer>&, Times&)>& take) {
+  void Count(const std::function<void(std::vector<Answer>&)>& take) {
     std::vector<Answer> all;
-    Times taken;
     {
       const MutexLock lock(mutex_);
-      if (take != nullptr) take(answers_, taken_);
+      if (take != nullptr) take(answers_);
       if (--missing_ > 0) return;
       all = std::move(answers_);
-      taken = std::move(taken_);
     }
-    then_(std::move(all), taken);
+    then_(std::move(all));
   }
 
   const Then then_;
-  const absl::Time begun_ = MonotonicNow();
   Mutex mutex_;
   std::vector<Answer> answers_ ABSL_GUARDED_BY(mutex_);
-  Times taken_ ABSL_GUARDED_BY(mutex_);
   size_t missing_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -121,7 +108,7 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
   using Sealed = std::vector<absl::StatusOr<uint64_t>>;
   using Summed = std::vector<absl::StatusOr<GradientStats>>;
 
-  // Asks all replicas: ask(part, what it answers to). A phase that all have done is noted.
+  // Asks all replicas: ask(part, what it answers to). Who has answered for a phase is noted.
   template <class Answer, class Ask>
   void AskAll(std::optional<ReplicaPhase> phase, std::function<void(std::vector<Answer>)> then, Ask ask);
   // Asks all for what exchanges nothing.
@@ -129,7 +116,10 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
                std::function<void(ReplicaPart&, std::function<void(absl::Status)>)> ask);
   // When all others have done it, the coordinator does, and answers.
   void Finish(const Done& done, absl::FunctionRef<void()> finish);
-  void Note(ReplicaPhase phase, const Times& taken) const;
+  // What each replica answers to, which is `done` but for that.
+  template <class Answer>
+  std::vector<std::function<void(Answer)>> Watched(std::optional<ReplicaPhase> phase,
+                                                   std::vector<std::function<void(Answer)>> done) const;
   void Sum(const Sealed& sealed);
   void Tally();
   void GoOnWith(const Summed& summed);
@@ -154,26 +144,34 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
   JointStep step_;                                   // one round after the other works with it
 };
 
-void WindowEnding::Note(ReplicaPhase phase, const Times& taken) const {
-  if (replicas_.watch == nullptr) return;
-  replicas_.watch->NotePhase(phase, taken.front());
-  replicas_.watch->NoteAnswers(phase, taken);
+template <class Answer>
+std::vector<std::function<void(Answer)>> WindowEnding::Watched(
+    std::optional<ReplicaPhase> phase, std::vector<std::function<void(Answer)>> done) const {
+  ReplicaWatch* const watch = replicas_.watch;
+  if (watch == nullptr || !phase.has_value()) return done;
+  const std::shared_ptr<ReplicaWatch::Asked> asked = watch->NoteAsked(*phase);
+  for (size_t replica = 0; replica < done.size(); ++replica) {
+    done[replica] = [watch, asked, replica, done = std::move(done[replica])](Answer answer) {
+      watch->NoteAnswer(*asked, replica,
+                        StatusOf(answer).ok() ? ReplicaWatch::Answer::kDone : ReplicaWatch::Answer::kError);
+      done(std::move(answer));
+    };
+  }
+  return done;
 }
 
 template <class Answer, class Ask>
 void WindowEnding::AskAll(std::optional<ReplicaPhase> phase, std::function<void(std::vector<Answer>)> then,
                           Ask ask) {
-  const auto round = std::make_shared<Round<Answer>>(
-      parts_.size(), [self = shared_from_this(), phase, then = std::move(then)](std::vector<Answer> answers,
-                                                                                const Times& taken) {
-        if (phase.has_value() && FirstError(answers).ok()) self->Note(*phase, taken);
-        then(std::move(answers));
-      });
+  const auto round = std::make_shared<Round<Answer>>(parts_.size(), std::move(then));
   bool current = false;
   const bool asked = replicas_.epoch->Ask([&] {
     current = head_->IsEnding(end_.ending);
     if (!current) return;
-    for (size_t i = 0; i < parts_.size(); ++i) ask(*parts_[i], Round<Answer>::AnswerOf(round, i));
+    std::vector<std::function<void(Answer)>> done;
+    for (size_t i = 0; i < parts_.size(); ++i) done.push_back(Round<Answer>::AnswerOf(round, i));
+    done = Watched<Answer>(phase, std::move(done));
+    for (size_t i = 0; i < parts_.size(); ++i) ask(*parts_[i], std::move(done[i]));
   });
   if (!asked) {
     (void)IsLost(ReplicaLost("a replica was lost"));

@@ -49,7 +49,7 @@ struct EndingReplicas {
   // Told, perhaps several times, when one could not do what others may have done: the epoch is to end, so
   // that they settle it. Any thread; it does not wait.
   std::function<void(const absl::Status& why)> on_broken;
-  // Told how long each phase took whom. May be null; outlives the endings.
+  // Told what all are asked for and who has answered. May be null; outlives the endings.
   ReplicaWatch* watch = nullptr;
 };
 

@@ -45,7 +45,7 @@ void AddReplicas(const engine::Engine& engine, v1::GetStatusResponse* response) 
   status.set_replica(report.place.replica);
   status.set_replicas(report.place.replicas);
   status.set_whole(report.whole.ok());
-  status.set_why_not(std::string(report.whole.message()));
+  status.set_why_not(report.WhyNot());
   status.set_epochs(report.epochs);
   status.set_refills(report.refills);
   for (const engine::ReplicaReport::Answers& answers : report.replicas) {

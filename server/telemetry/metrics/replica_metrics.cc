@@ -22,7 +22,8 @@ constexpr Metric kPhases{
     kHistogram,
     {"phase"}};
 constexpr Metric kLate{"lossd_replica_late_seconds",
-                       "How much later than the first one each replica answered, by phase; at replica 0.",
+                       "How much later than the first one each replica answered, by phase; at replica 0. "
+                       "The sum counts who has yet to answer, too.",
                        kHistogram,
                        {"replica", "phase"}};
 constexpr Metric kPlaced{"lossd_replica_sessions_placed_total",

@@ -144,8 +144,8 @@ Json ReplicasJson(const engine::ReplicaReport& set) {
     }
     members.push_back({{"sessions_placed", answers.sessions_placed}, {"late_seconds", std::move(late)}});
   }
-  return {{"name", set.name},        {"replica", set.place.replica},   {"replicas", set.place.replicas},
-          {"whole", set.whole.ok()}, {"why_not", set.whole.message()}, {"epochs", set.epochs},
+  return {{"name", set.name},        {"replica", set.place.replica}, {"replicas", set.place.replicas},
+          {"whole", set.whole.ok()}, {"why_not", set.WhyNot()},      {"epochs", set.epochs},
           {"refills", set.refills},  {"members", std::move(members)}};
 }
 

@@ -276,11 +276,11 @@ std::string Ranks(const ServerStatus& status) {
 
 std::string Replicas(const engine::ReplicaReport& set) {
   if (!set.IsSet()) return "";
+  const std::string why_not = set.WhyNot();
   std::string section = absl::StrCat(
       "<h2>Replicas, set ", Escape(set.name), "</h2>\n<p>",
-      set.whole.ok()
-          ? Badge("all are there", "good")
-          : absl::StrCat(Badge("no window ends", "bad"), " ", Escape(std::string(set.whole.message()))),
+      set.whole.ok() ? Badge("all are there", "good") + " " : "",
+      why_not.empty() ? "" : absl::StrCat(Badge("no window ends", "bad"), " ", Escape(why_not)),
       " <span class=\"soft\">this is ", set.place.replica, " of ", set.place.replicas, " · all have met ",
       set.epochs, " times · filled by the others ", set.refills, " times</span></p>\n");
   if (set.replicas.empty()) return section;

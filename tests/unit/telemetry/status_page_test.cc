@@ -185,6 +185,17 @@ TEST(StatusPage, SaysInRedWhichReplicaIsMissing) {
   EXPECT_THAT(page, HasSubstr("badge good\">serving<")) << "chunks, losses and logits go on";
 }
 
+TEST(StatusPage, SaysInRedWhichReplicaDoesNotAnswer) {
+  ServerStatus status = OfASet();
+  EXPECT_THAT(StatusPage(status).body, Not(HasSubstr("no window ends")));
+  status.replicas.waits_for = "replica 1 has not answered a step for 41 s";
+  const std::string page = StatusPage(status).body;
+  EXPECT_THAT(page, HasSubstr("all are there"));
+  EXPECT_THAT(page,
+              HasSubstr("badge bad\">no window ends</span> replica 1 has not answered a step for 41 s"));
+  EXPECT_EQ(nlohmann::json::parse(StatusJson(status))["replicas"]["why_not"], status.replicas.waits_for);
+}
+
 TEST(StatusJson, HasTheSetOfReplicas) {
   EXPECT_TRUE(nlohmann::json::parse(StatusJson(Example()))["replicas"].is_null());
   ServerStatus status = OfASet();

@@ -1,9 +1,11 @@
 #include "tests/unit/engine/replicas/faulty_exchanges.h"
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -104,7 +106,10 @@ class FaultyDevice final : public Device {
   MemoryPlan SharedMemory() const override { return device_->SharedMemory(); }
   int64_t MostBatches() const override { return device_->MostBatches(); }
   int64_t BatchesUnderWay() const override { return device_->BatchesUnderWay(); }
-  void Poll() override { device_->Poll(); }
+  void Poll() override {
+    while (faults_->hangs()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    device_->Poll();
+  }
 
  private:
   const std::unique_ptr<Device> device_;

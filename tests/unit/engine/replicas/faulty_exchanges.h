@@ -1,7 +1,8 @@
-// Exchanges between replicas that hang, or fail, as a test has it.
+// Exchanges between replicas that hang, or fail, and devices that hang, as a test has it.
 #ifndef LOSSD_TESTS_UNIT_ENGINE_REPLICAS_FAULTY_EXCHANGES_H_
 #define LOSSD_TESTS_UNIT_ENGINE_REPLICAS_FAULTY_EXCHANGES_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -31,6 +32,11 @@ class ExchangeFaults {
     refused_ = std::move(why);
   }
 
+  // The device does nothing until it goes on.
+  void HangDevice() { hangs_ = true; }
+  void GoOn() { hangs_ = false; }
+
+  bool hangs() const { return hangs_; }
   Fault Take() {
     const MutexLock lock(mutex_);
     return std::exchange(fault_, nullptr);
@@ -44,10 +50,11 @@ class ExchangeFaults {
   Mutex mutex_;
   Fault fault_ ABSL_GUARDED_BY(mutex_);
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> hangs_ = false;
 };
 
-// A device of the host that is `device` but for its exchanges with other replicas, whose devices have to be
-// such ones, too. `faults` outlives it.
+// A device of the host that is `device` but for its faults and its exchanges with other replicas, whose
+// devices have to be such ones, too. `faults` outlives it.
 std::unique_ptr<Device> CreateFaultyDevice(std::unique_ptr<Device> device, ExchangeFaults* faults);
 
 }  // namespace lossd::engine::testing

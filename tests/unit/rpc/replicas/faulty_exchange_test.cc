@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "server/engine/common/monotonic_clock.h"
 #include "tests/unit/engine/replicas/faulty_exchanges.h"
 #include "tests/unit/rpc/replicas/set_under_test.h"
 
@@ -23,6 +24,7 @@ using kernels::collectives::Code;
 using kernels::collectives::Result;
 using replica_set_test::SetUnderTest;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr StepRequest kStep = {.learning_rate = 1e-2};
 
@@ -111,6 +113,43 @@ TEST_F(FaultyExchangeTest, WhoIsMissingIsNamedBeforeWhatHangsHasEnded) {
   EXPECT_FALSE(set_.set(0).Whole().ok());
   released = true;
   EXPECT_TRUE(absl::IsUnavailable(ReplicaServers::Answer(std::move(asked)).status()));
+}
+
+TEST_F(FaultyExchangeTest, WhoseDeviceHangsIsNamedWhileTheOthersWaitForIt) {
+  set_.MeetAll();
+  for (int32_t replica = 0; replica < 2; ++replica) set_.servers().at(replica).Compute(7, 3);
+  faults(1).HangDevice();
+  auto asked = set_.servers().BeginStep(1, set_.servers().Marks(), kStep);
+  const auto look = [this](absl::Duration later) {
+    return set_.servers().at(0).engine().replicas().Read(engine::MonotonicNow() + later);
+  };
+  constexpr auto kSeal = static_cast<size_t>(engine::ReplicaPhase::kSeal);
+  // Until the first one has sealed its window, it may be that one as well.
+  while (look(absl::Minutes(10)).replicas[1].late_seconds[kSeal] == 0) Pause();
+  const engine::ReplicaReport report = look(absl::Minutes(10));
+  EXPECT_TRUE(report.whole.ok());
+  EXPECT_THAT(report.WhyNot(), StartsWith("replica 1 has not answered a seal for 6"));
+  EXPECT_GT(report.replicas[1].late_seconds[kSeal], 500);
+  EXPECT_GT(report.replicas[1].late[kSeal].sum(), 500);
+  EXPECT_EQ(report.replicas[0].late_seconds[kSeal], 0);
+  faults(1).GoOn();
+  const absl::StatusOr<engine::StepResult> step = ReplicaServers::Answer(std::move(asked));
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_EQ(look(absl::Minutes(10)).WhyNot(), "");
+}
+
+TEST_F(FaultyExchangeTest, AllAreNamedWhoseExchangeHangs) {
+  set_.MeetAll();
+  for (int32_t replica = 0; replica < 2; ++replica) set_.servers().at(replica).Compute(7, 3);
+  Hang(1);
+  auto asked = set_.servers().BeginStep(1, set_.servers().Marks(), kStep);
+  AwaitHanging();
+  const engine::ReplicaWatch& watch = set_.servers().at(0).engine().replicas();
+  EXPECT_THAT(watch.Read(engine::MonotonicNow() + absl::Minutes(10)).WhyNot(),
+              StartsWith("replicas 0, 1 have not answered a sum for 6"));
+  set_.MeetAgain();
+  EXPECT_TRUE(absl::IsUnavailable(ReplicaServers::Answer(std::move(asked)).status()));
+  EXPECT_EQ(watch.Read(engine::MonotonicNow() + absl::Minutes(10)).WhyNot(), "");
 }
 
 TEST_F(FaultyExchangeTest, ADeviceThatFailsInAnExchangeEndsItsServer) {
