@@ -43,9 +43,11 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Create(const std::string
     return absl::InvalidArgumentError(
         absl::StrCat("transfer_bytes is ", options.transfer_bytes, "; it must be above 0"));
   }
+  TlsDigests files = DigestsOf(options);
   auto credentials = MakeChannelCredentials(options);
   if (!credentials.ok()) return credentials.status();
-  std::unique_ptr<Connection> connection(new Connection(targets, options, *std::move(credentials)));
+  std::unique_ptr<Connection> connection(
+      new Connection(targets, options, *std::move(credentials), std::move(files)));
   auto servers = ReplicaChannels::Create(targets, connection->settings_);
   if (!servers.ok()) return servers.status();
   connection->servers_ = *std::move(servers);
@@ -53,11 +55,12 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Create(const std::string
 }
 
 Connection::Connection(const std::string& targets, const ClientOptions& options,
-                       std::shared_ptr<grpc::ChannelCredentials> credentials)
+                       std::shared_ptr<grpc::ChannelCredentials> credentials, TlsDigests first_files)
     : targets_(targets),
       settings_{.options = options,
                 .credentials = std::move(credentials),
                 .traffic = std::make_shared<TrafficCounter>()},
+      first_files_(std::move(first_files)),
       features_(targets) {}
 
 absl::StatusOr<std::shared_ptr<ServerChannel>> Connection::Run(const google::protobuf::Message& request,
@@ -162,8 +165,11 @@ absl::Status Connection::Pause(std::chrono::milliseconds delay) {
 bool Connection::GivesUp(HandshakeFailure failure, std::chrono::steady_clock::duration tried) const {
   // A server that has been reached before may be in the middle of a change of certificates.
   if (connected_) return false;
-  return failure == HandshakeFailure::kCertain ||
-         (failure == HandshakeFailure::kProbable && tried >= kProbableFailurePatience);
+  const bool hopeless = failure == HandshakeFailure::kCertain ||
+                        (failure == HandshakeFailure::kProbable && tried >= kProbableFailurePatience);
+  // Whoever has replaced this client's files makes such a change as well, and the credentials look at them
+  // every second: the next attempt, or one behind it, shows what they hold now.
+  return hopeless && DigestsOf(options()) == first_files_;
 }
 
 absl::Status Connection::LeaveIfGone(const ServerChannel& server, absl::Status ended) {

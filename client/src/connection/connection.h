@@ -160,7 +160,7 @@ class Connection {
 
  private:
   Connection(const std::string& targets, const ClientOptions& options,
-             std::shared_ptr<grpc::ChannelCredentials> credentials);
+             std::shared_ptr<grpc::ChannelCredentials> credentials, TlsDigests first_files);
 
   // Makes the call and fills in the response and its end; or the error with which the watch cut it short.
   using Attempt =
@@ -192,6 +192,7 @@ class Connection {
 
   const std::string targets_;
   const ChannelSettings settings_;
+  const TlsDigests first_files_;  // no younger than what the credentials began with
   ServerFeatures features_;
   std::atomic<bool> connected_ = false;  // a server has answered
   std::unique_ptr<ReplicaChannels> servers_;

@@ -2,6 +2,7 @@
 
 #include <openssl/err.h>
 #include <openssl/pem.h>
+#include <openssl/sha.h>
 #include <openssl/x509.h>
 
 #include <chrono>
@@ -25,10 +26,24 @@ constexpr unsigned int kLookAgainSeconds = 1;
 constexpr int kMostLooks = 5;
 constexpr std::chrono::milliseconds kBetweenLooks(50);
 
+// As far as it can be read.
+std::string ContentOf(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::string DigestOf(const std::string& path) {
+  if (path.empty()) return {};
+  const std::string content = ContentOf(path);
+  std::string digest(SHA256_DIGEST_LENGTH, '\0');
+  SHA256(reinterpret_cast<const unsigned char*>(content.data()), content.size(),
+         reinterpret_cast<unsigned char*>(digest.data()));
+  return digest;
+}
+
 absl::Status CheckPem(const char* field, const std::string& path, const char* kind) {
-  std::ifstream file(path);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file || text.empty()) {
+  const std::string text = ContentOf(path);
+  if (text.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("tls.", field, ": cannot read '", path,
                                                    "'; it must be a PEM file that this user may read"));
   }
@@ -114,6 +129,12 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials
   if (!files.ca_certificates.empty()) credentials.watch_root_certs();
   if (!files.certificate.empty()) credentials.watch_identity_key_cert_pairs();
   return tls::TlsCredentials(credentials);
+}
+
+TlsDigests DigestsOf(const ClientOptions& options) {
+  if (!options.tls.has_value()) return {};
+  return {DigestOf(options.tls->ca_certificates), DigestOf(options.tls->certificate),
+          DigestOf(options.tls->key)};
 }
 
 void AddTlsArguments(const ClientOptions& options, grpc::ChannelArguments* arguments) {

@@ -2,6 +2,7 @@
 #ifndef LOSSD_CLIENT_SRC_CONNECTION_TLS_H_
 #define LOSSD_CLIENT_SRC_CONNECTION_TLS_H_
 
+#include <array>
 #include <memory>
 #include <string>
 
@@ -18,6 +19,11 @@ namespace lossd::internal {
 // be what it is said to be.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials(
     const ClientOptions& options);
+
+// What the files of options.tls hold now, to be compared with what they held before: SHA-256 of each, empty
+// of one that is not there.
+using TlsDigests = std::array<std::string, 3>;
+TlsDigests DigestsOf(const ClientOptions& options);
 
 // What TLS needs beside its credentials.
 void AddTlsArguments(const ClientOptions& options, grpc::ChannelArguments* arguments);

@@ -1,5 +1,6 @@
 // Certificates and their authorities are replaced while clients work, over connections that end all the time:
 // no call fails, and no token is lost or counted twice.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,11 +17,15 @@
 #include "lossd/client.h"
 #include "tests/integration/server/test_server.h"
 #include "tests/integration/tls/certificates.h"
+#include "tests/proxy/fault_proxy.h"
 
 namespace lossd::certificate_rotation_test {
 namespace {
 
+using ::testing::AllOf;
 using testing::Certificates;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::RandomFloats;
 using testing::RandomLabels;
 using testing::TestServer;
@@ -81,12 +86,13 @@ class CertificateRotationTest : public ::testing::Test {
     files_.Make(Of("client", generation), Of("ca", generation), "DNS:client");
   }
 
-  absl::StatusOr<std::unique_ptr<Client>> Connect() {
-    ClientOptions options;
+  absl::StatusOr<std::unique_ptr<Client>> Connect() { return Connect(server_->target()); }
+  absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& target) {
+    ClientOptions options{.reconnect_timeout = std::chrono::minutes(10)};
     options.tls = TlsOptions{.ca_certificates = client_files_.Path("ca.pem"),
                              .certificate = client_files_.Path("tls.pem"),
                              .key = client_files_.Path("tls.key")};
-    return Client::Connect(server_->target(), options);
+    return Client::Connect(target, options);
   }
 
   // Whether the server shows what `authority` signed, and lets in `client`.
@@ -149,6 +155,32 @@ TEST_F(CertificateRotationTest, APairThatIsReplacedWhileItIsReadIsReadAgain) {
   }
   over = true;
   replaces.join();
+}
+
+// The client has read its files when its first connection comes, and they are replaced before that goes on.
+TEST_F(CertificateRotationTest, AuthoritiesThatAreReplacedBeforeTheFirstHandshakeAreReadAgain) {
+  MakeGeneration(1);
+  client_files_.Put(Of("client", 0), {Of("ca", 1)});
+  const testing::FaultProxy proxy(server_->target(), [&](int connection) {
+    if (connection == 0) client_files_.Put(Of("client", 0), {Of("ca", 0)});
+    return std::vector<testing::Fault>();
+  });
+  const auto client = Connect(proxy.target());
+  EXPECT_TRUE(client.ok()) << client.status();
+}
+
+TEST_F(CertificateRotationTest, AuthoritiesThatStayAsTheyWereReadAreRefusedAtOnce) {
+  MakeGeneration(1);
+  client_files_.Put(Of("client", 0), {Of("ca", 1)});
+  const testing::FaultProxy proxy(server_->target(), [&](int connection) {
+    // Another folder with the same files in it.
+    if (connection == 0) client_files_.Put(Of("client", 0), {Of("ca", 1)});
+    return std::vector<testing::Fault>();
+  });
+  const auto client = Connect(proxy.target());
+  EXPECT_TRUE(absl::IsUnavailable(client.status())) << client.status();
+  EXPECT_THAT(std::string(client.status().message()),
+              AllOf(HasSubstr("not signed by"), HasSubstr("--tls_ca"), Not(HasSubstr("gave up"))));
 }
 
 TEST_F(CertificateRotationTest, NoCallFailsWhileCertificatesAndAuthoritiesAreReplaced) {
