@@ -201,7 +201,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // (head_replica.cc). `done` is called by the device thread, or at once.
 
   // Tells the window's tokens once its sessions match what `end` says of them, and are done. Until ReopenPart
-  // or PublishPart the window then takes nothing. At the coordinator the window waits for this already.
+  // or PublishPart the window then takes nothing. At the coordinator the window waits for this already. Of
+  // the last step, which is asked for again: its tokens if it was the same to the sessions here, and nothing
+  // is sealed.
   void SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done);
   // Adds up the gradients of all replicas, which have so many tokens together, unless this one has done so.
   // UNAVAILABLE if one was lost: this is then called again, by all of them or none.
@@ -452,6 +454,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                                                             const StepRequest& request, StepCallback& done,
                                                             std::optional<WindowEnd>* together)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the step that is asked for was answered with when it was taken, as far as the sessions of this
+  // server can tell; none if it was not the last one.
   std::optional<absl::StatusOr<StepResult>> RepeatedStepLocked(uint64_t generation,
                                                                const std::vector<SessionMarks>& marks,
                                                                const StepRequest& request)
@@ -498,6 +502,11 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status WriteHeldRows(const PartRows& rows, const char* from);
   WindowEnd EndingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginPartLocked(const WindowEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Answers a step that was `taken`, to this replica's sessions, if it was to those of all from `replica` on.
+  void AskWhetherTaken(const WindowEnd& taken, const StepResult& answer, int32_t replica, StepCallback done);
+  // SealPart's answer to that; none if `end` is to begin.
+  std::optional<absl::StatusOr<uint64_t>> TakenPartLocked(const WindowEnd& end)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // On the device thread; `ending` is GradientWindow's, of when it was asked for.
   absl::StatusOr<uint64_t> SealedPart(uint64_t ending, const WindowEnd& end) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<GradientStats> SumNow(uint64_t ending, uint64_t window_tokens,

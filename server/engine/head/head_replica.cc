@@ -141,19 +141,44 @@ absl::Status Head::CheckAlive() const {
 // Seal
 
 void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) {
-  absl::Status begun;
+  std::optional<absl::StatusOr<uint64_t>> answer;
   {
     const MutexLock lock(mutex_);
-    begun = BeginPartLocked(end);
-    if (begun.ok()) {
+    answer = TakenPartLocked(end);
+    absl::Status begun;
+    if (!answer.has_value()) begun = BeginPartLocked(end);
+    if (!begun.ok()) answer = begun;
+    if (!answer.has_value()) {
       std::optional<std::vector<SessionMarks>> marks;
       if (!LooksAtAll(end)) marks = MarksAt(environment_.place, end.marks);
       PostLastLocked(std::move(marks), [self = shared_from_this(), ending = window_.ending(), end,
                                         done = std::move(done)] { done(self->SealedPart(ending, end)); });
-      return;
     }
   }
-  done(begun);
+  if (answer.has_value()) done(*std::move(answer));
+}
+
+// The marks of a session can be judged where it lives alone.
+void Head::AskWhetherTaken(const WindowEnd& taken, const StepResult& answer, int32_t replica,
+                           StepCallback done) {
+  if (replica == environment_.place.replicas) return done(answer);
+  const absl::StatusOr<std::shared_ptr<ReplicaPart>> part = environment_.find_part(*this, replica);
+  if (!part.ok()) return done(part.status());
+  (*part)->Seal(taken, [self = shared_from_this(), taken, answer, replica,
+                        done = std::move(done)](const absl::StatusOr<uint64_t>& same) {
+    if (!same.ok()) return done(same.status());
+    self->AskWhetherTaken(taken, answer, replica + 1, done);
+  });
+}
+
+std::optional<absl::StatusOr<uint64_t>> Head::TakenPartLocked(const WindowEnd& end) {
+  const auto* const step = std::get_if<StepRequest>(&end.by);
+  if (step == nullptr || end.generation != window_.last_step().generation) return std::nullopt;
+  if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
+  const auto taken = RepeatedStepLocked(end.generation, end.marks, *step);
+  if (!taken.has_value()) return std::nullopt;
+  if (!taken->ok()) return taken->status();
+  return (*taken)->window_tokens;
 }
 
 absl::Status Head::BeginPartLocked(const WindowEnd& end) {

@@ -136,8 +136,11 @@ void Head::ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const
     const MutexLock lock(mutex_);
     answer = BeginStepLocked(generation, marks, request, done, &together);
   }
-  if (answer.has_value()) done(*std::move(answer));
   if (together.has_value()) EndTogether(*std::move(together));
+  if (!answer.has_value()) return;
+  if (!answer->ok() || !environment_.place.shared()) return done(*std::move(answer));
+  const WindowEnd taken{.generation = generation, .marks = std::move(marks), .by = request};
+  AskWhetherTaken(taken, **answer, ReplicaPlace::kCoordinator + 1, std::move(done));
 }
 
 std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generation,
@@ -174,17 +177,18 @@ std::optional<absl::StatusOr<StepResult>> Head::RepeatedStepLocked(uint64_t gene
                                                                    const std::vector<SessionMarks>& marks,
                                                                    const StepRequest& request) {
   const StepRecord& last = window_.last_step();
-  if (generation == last.generation) {
-    std::vector<SessionMarks> own;
-    absl::Status past = CheckPastLocked(generation, *OwnMarks(&marks, &own), last.marks);
-    if (!past.ok()) return past;
-  }
-  const bool may_have_moved = generation == last.generation && generation + 1 == window_.generation() &&
-                              window_.state() == WindowState::kOpen;
-  const bool moved = may_have_moved && sessions_.OnlyLookedSince(last.marks, marks);
-  auto answer = window_.RepeatedStep(generation, moved ? last.marks : marks, request);
+  if (generation != last.generation) return std::nullopt;
+  std::vector<SessionMarks> own;
+  std::vector<SessionMarks> own_then;
+  const std::vector<SessionMarks>& now = *OwnMarks(&marks, &own);
+  const std::vector<SessionMarks>& then = *OwnMarks(&last.marks, &own_then);
+  if (absl::Status past = CheckPastLocked(generation, now, last.marks); !past.ok()) return past;
+  const bool may_have_moved = generation + 1 == window_.generation() && window_.state() == WindowState::kOpen;
+  const bool moved = may_have_moved && sessions_.OnlyLookedSince(then, now);
+  const bool same = moved || Same(then, now);
+  auto answer = window_.RepeatedStep(generation, same ? last.marks : marks, request);
   // To the caller everything up to its marks is behind it, and need not be named again.
-  if (moved && answer.has_value() && answer->ok()) sessions_.PassOver(marks);
+  if (moved && answer.has_value() && answer->ok()) sessions_.PassOver(now);
   return answer;
 }
 

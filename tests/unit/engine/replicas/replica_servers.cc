@@ -127,7 +127,7 @@ void ReplicaServer::WriteWeights(uint64_t seed) {
   published.get_future().wait();
 }
 
-absl::Status ReplicaServer::TryCompute(uint64_t seed, int64_t tokens, uint64_t generation) {
+absl::Status ReplicaServer::Send(uint64_t seed, int64_t tokens, uint64_t generation, ComputeMode mode) {
   const absl::StatusOr<std::shared_ptr<Head>> found = engine_->FindHead("h");
   if (!found.ok()) return found.status();
   const std::shared_ptr<Head>& of = *found;
@@ -138,6 +138,7 @@ absl::Status ReplicaServer::TryCompute(uint64_t seed, int64_t tokens, uint64_t g
   Chunk chunk;
   chunk.sequence = sequence_ + 1;
   chunk.generation = generation;
+  chunk.mode = mode;
   chunk.tokens = tokens;
   std::mt19937_64 random(seed);
   std::vector<int64_t> labels(static_cast<size_t>(tokens));

@@ -45,7 +45,14 @@ class ReplicaServer {
     EXPECT_TRUE(computed.ok()) << computed;
   }
   // ABORTED if it is another window's turn; NOT_FOUND if the head is deleted.
-  absl::Status TryCompute(uint64_t seed, int64_t tokens, uint64_t generation);
+  absl::Status TryCompute(uint64_t seed, int64_t tokens, uint64_t generation) {
+    return Send(seed, tokens, generation, ComputeMode::kLossAndGradients);
+  }
+  // The same without a gradient.
+  void ComputeLosses(uint64_t seed, int64_t tokens, uint64_t generation) {
+    const absl::Status computed = Send(seed, tokens, generation, ComputeMode::kLossOnly);
+    EXPECT_TRUE(computed.ok()) << computed;
+  }
   // Those of sessions that have added to the window.
   std::vector<SessionMarks> Marks() const { return head()->Info().window_marks; }
   std::vector<float> Weights();
@@ -56,6 +63,7 @@ class ReplicaServer {
 
  private:
   absl::Status OpenSession();
+  absl::Status Send(uint64_t seed, int64_t tokens, uint64_t generation, ComputeMode mode);
 
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<RecordingListener> listener_;

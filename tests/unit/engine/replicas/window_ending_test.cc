@@ -5,9 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <future>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 #include "tests/unit/engine/replicas/replica_servers.h"
 
@@ -108,6 +111,60 @@ TEST_P(WindowEndingTest, AStepThatIsAskedForAgainIsAnsweredAlike) {
   EXPECT_EQ(first->weight_version, again->weight_version);
   EXPECT_EQ(servers.at(0).Weights(), weights);
   EXPECT_FALSE(servers.Step(1, marks, Rate(2e-2)).ok()) << "with other arguments";
+}
+
+// As at one server: StepTest.TheSameAgainWithMarksThatLossesAloneHaveMovedIsTheSameStep.
+TEST_P(WindowEndingTest, AStepIsKnownAgainByMarksThatLossesAloneHaveMovedAtAnyReplica) {
+  ReplicaServers servers(GetParam(), ReplicaServers::AdamWHead());
+  for (int32_t replica = 0; replica < replicas(); ++replica) servers.at(replica).Compute(7, 3);
+  const std::vector<SessionMarks> marks = servers.Marks();
+  ASSERT_TRUE(servers.Step(1, marks, Rate(1e-2)).ok());  // and the answer is lost
+  const std::vector<float> weights = servers.at(0).Weights();
+  for (int32_t replica = 0; replica < replicas(); ++replica) {
+    servers.at(replica).ComputeLosses(8, 2, 2);
+    const std::vector<SessionMarks> moved = servers.Marks();
+    ASSERT_EQ(moved.size(), 1U) << "the others are where the step has left them";
+    std::vector<SessionMarks> now = marks;
+    now[static_cast<size_t>(replica)] = moved[0];
+    const absl::StatusOr<StepResult> again = servers.Step(1, now, Rate(1e-2));
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->generation, 2U);
+    EXPECT_EQ(again->window_tokens, 3U * static_cast<uint64_t>(replicas()));
+    EXPECT_TRUE(servers.Marks().empty()) << "what it names is behind its caller";
+    EXPECT_TRUE(servers.Step(1, marks, Rate(1e-2)).ok()) << "and so are those of before";
+    EXPECT_EQ(servers.Step(1, now, Rate(2e-2)).status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+  EXPECT_EQ(servers.at(0).Weights(), weights);
+}
+
+TEST_P(WindowEndingTest, AStepWithOtherMarksOfAnyReplicaIsAnotherOne) {
+  ReplicaServers servers(GetParam(), ReplicaServers::AdamWHead());
+  for (int32_t replica = 0; replica < replicas(); ++replica) servers.at(replica).Compute(7, 3);
+  const std::vector<SessionMarks> marks = servers.Marks();
+  ASSERT_TRUE(servers.Step(1, marks, Rate(1e-2)).ok());
+  const auto refusal = [&](const std::vector<SessionMarks>& named) {
+    return servers.Step(1, named, Rate(1e-2)).status().code();
+  };
+  for (size_t replica = 0; replica < marks.size(); ++replica) {
+    std::vector<SessionMarks> wrong = marks;
+    wrong[replica].lanes[0].accepted = 7;
+    EXPECT_EQ(refusal(wrong), absl::StatusCode::kFailedPrecondition) << "nobody has come to that";
+    wrong = marks;
+    wrong.erase(wrong.begin() + static_cast<std::ptrdiff_t>(replica));
+    EXPECT_EQ(refusal(wrong), absl::StatusCode::kFailedPrecondition) << "one is missing";
+    wrong = marks;
+    wrong[replica].past = {.incarnation = "another server", .restores = 0};
+    EXPECT_EQ(refusal(wrong), absl::StatusCode::kAborted) << "the same numbers stand for something else";
+  }
+  for (int32_t replica = 0; replica < replicas(); ++replica) {
+    servers.at(replica).Compute(8, 2, 2);
+    std::vector<SessionMarks> moved = marks;
+    moved[static_cast<size_t>(replica)].lanes[0].accepted = 2;
+    EXPECT_EQ(refusal(moved), absl::StatusCode::kFailedPrecondition) << "gradients have moved them";
+  }
+  const absl::StatusOr<StepResult> next = servers.Step(2, Rate(1e-2));
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(next->step, 2);
 }
 
 TEST_P(WindowEndingTest, ANonFiniteGradientOfOneReplicaIsSkippedByAll) {

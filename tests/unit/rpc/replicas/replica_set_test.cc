@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/unit/engine/replicas/replica_servers.h"
 #include "tests/unit/rpc/replicas/set_under_test.h"
@@ -74,6 +75,37 @@ TEST_P(ReplicaSetTest, ThoseThatHaveMetStepTogether) {
       EXPECT_EQ(set.servers().at(replica).Weights(), weights) << "at replica " << replica;
     }
   }
+}
+
+TEST_P(ReplicaSetTest, AStepIsKnownAgainThoughLossesAloneHaveMovedMarksEverywhere) {
+  SetUnderTest set(GetParam());
+  ReplicaServers one(1, ReplicaServers::AdamWHead());
+  set.MeetAll();
+  ComputeEverywhere(GetParam().replicas, 1, set.servers(), one);
+  const absl::StatusOr<StepResult> first = set.servers().Step(1, kStep);
+  ASSERT_TRUE(first.ok()) << first.status();
+  for (int32_t replica = 0; replica < GetParam().replicas; ++replica) {
+    set.servers().at(replica).ComputeLosses(9, 2, 2);
+  }
+  const std::vector<engine::SessionMarks> moved = set.servers().Marks();
+  const absl::StatusOr<StepResult> again = set.servers().Step(1, moved, kStep);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->weight_version, first->weight_version);
+  EXPECT_EQ(again->stats.norm, first->stats.norm);
+  EXPECT_TRUE(set.servers().Marks().empty()) << "what it names is behind its caller";
+  // Who was filled knows the step as well, but not the session that has gone.
+  const int32_t last = GetParam().replicas - 1;
+  set.Replace(last);
+  set.AwaitWhole();
+  const auto ask = [&](const std::vector<engine::SessionMarks>& marks) {
+    return SetUnderTest::UntilAnswered([&] { return set.servers().BeginStep(1, marks, kStep); });
+  };
+  EXPECT_EQ(ask(moved).status().code(), absl::StatusCode::kFailedPrecondition);
+  std::vector<engine::SessionMarks> left = moved;
+  left.back().lanes[0].accepted = 1;
+  const absl::StatusOr<StepResult> after = ask(left);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->weight_version, first->weight_version);
 }
 
 // So many of each phase were timed at every replica, and by the coordinator of every replica.
