@@ -137,11 +137,13 @@ absl::Status Head::PrepareWrite(const std::string& write_id) {
 
 void Head::PublishPrepared(CommitCallback done) {
   std::optional<absl::StatusOr<uint64_t>> answer;
+  std::vector<CommitCallback> waiters;  // of a head that has ended
   {
     const MutexLock lock(mutex_);
     const std::string id = weights_.committing();
     if (!lifecycle_.alive().ok()) {
       answer = lifecycle_.alive();
+      waiters = weights_.TakeWaiters();
     } else if (id.empty()) {
       answer = weights_.version();
     } else {
@@ -149,6 +151,7 @@ void Head::PublishPrepared(CommitCallback done) {
       if (!std::exchange(publishing_prepared_, true)) PostPublishLocked(*weights_.Find(id));
     }
   }
+  for (const auto& waiter : waiters) waiter(*answer);
   if (answer.has_value()) done(*std::move(answer));
 }
 

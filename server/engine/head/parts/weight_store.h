@@ -91,8 +91,11 @@ class WeightStore {
   State state() const { return {version_, optimizer_steps_, last_committed_write_, last_committed_version_}; }
   void Install(State state);
 
-  // The write under way, to be freed with the rest of the head.
-  std::shared_ptr<StagedWrite> Release() { return std::move(staged_); }
+  // The write under way, to be freed with the rest of the head. It is not published any more.
+  std::shared_ptr<StagedWrite> Release() {
+    publishing_ = false;
+    return std::exchange(staged_, nullptr);
+  }
 
  private:
   absl::Status NoWrite(const std::string& write_id) const;

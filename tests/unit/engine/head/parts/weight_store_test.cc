@@ -61,6 +61,15 @@ TEST_F(WeightStoreTest, AWriteThatIsBeingPublishedIsNeitherReplacedNorDropped) {
   EXPECT_EQ(store_.Drop("1"), nullptr);
 }
 
+TEST_F(WeightStoreTest, NothingIsPublishedAnyMoreOnceTheHeadIsReleased) {
+  store_.Stage(Write("1", "a"));
+  CommitCallback done = [](const auto&) {};
+  (void)store_.BeginCommit("1", done);
+  EXPECT_EQ(store_.committing(), "1");
+  EXPECT_NE(store_.Release(), nullptr);
+  EXPECT_EQ(store_.committing(), "");
+}
+
 TEST_F(WeightStoreTest, ACommitThatIsRepeatedWaitsWithTheFirstAndIsAnsweredTheSameLater) {
   store_.Stage(Write("1", "a"));
   CommitCallback first = [](const auto&) {};
