@@ -79,7 +79,14 @@ absl::Status Head::CheckDiscard(DiscardGradient discard) const {
 absl::Status Head::BeginDeletion(DiscardGradient discard) {
   const MutexLock lock(mutex_);
   if (absl::Status may = CheckDiscardLocked(discard); !may.ok()) return may;
-  lifecycle_.BeginDeletion();
+  // Replicas exchange what they know of it: without it at one of them, the others would wait.
+  if (window_.awaited()) {
+    return absl::UnavailableError(absl::StrCat("window ", window_.generation(), " of head ", config_.name,
+                                               " is being ended at all replicas; delete it when it is"));
+  }
+  if (absl::Status none = CheckNothingPreparedLocked(); !none.ok()) return none;
+  lifecycle_.BeginDeletion(
+      absl::UnavailableError(absl::StrCat("head ", config_.name, " is being deleted; ask again")));
   return absl::OkStatus();
 }
 

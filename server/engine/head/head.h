@@ -159,7 +159,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Whether that would be refused now.
   absl::Status CheckDiscard(DiscardGradient discard) const;
   // The same, and if it would not be, it is not later either: new chunks wait until MarkDeleted, which
-  // refuses them, or CancelDeletion, after which they go on.
+  // refuses them, or CancelDeletion, after which they go on. UNAVAILABLE while a window ends, or weights are
+  // published; from then on neither begins.
   absl::Status BeginDeletion(DiscardGradient discard);
   void CancelDeletion();
   // After MarkDeleted: ends every stream and gives the memory back, whoever still holds the head (a client

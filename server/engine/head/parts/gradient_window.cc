@@ -150,6 +150,11 @@ std::vector<std::function<void()>> GradientWindow::TakeBehind() {
   return calls;
 }
 
+bool GradientWindow::awaited() const {
+  return !flush_waiters_.empty() || !step_waiters_.empty() || !stats_waiters_.empty() ||
+         !fate_waiters_.empty();
+}
+
 std::vector<GradientWindow::Tell> GradientWindow::TakeCallers() {
   std::vector<Tell> callers;
   const auto take = [&callers](auto waiters) {

@@ -112,6 +112,8 @@ class GradientWindow {
   };
   void WaitBehind(Behind behind) { behind_.push_back(std::move(behind)); }
   std::vector<std::function<void()>> TakeBehind();
+  // Whether somebody waits for the end of the window, for that of a flush that holds it, or for a look.
+  bool awaited() const;
   // Everybody who waits here, to be told something else than how it ended; those behind are left, or not.
   using Tell = std::function<void(const absl::Status&)>;
   std::vector<Tell> TakeCallers();

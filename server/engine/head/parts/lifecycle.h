@@ -21,10 +21,11 @@ class Lifecycle {
   // No window ends, and nothing is published, until EndRestore: such calls get `status`.
   void BeginRestore(absl::Status status) { restoring_ = std::move(status); }
   void EndRestore() { restoring_ = absl::OkStatus(); }
-  // New chunks wait, until this is over: the head may be deleted.
-  void BeginDeletion() { deleting_ = true; }
-  void CancelDeletion() { deleting_ = false; }
-  bool deleting() const { return deleting_; }
+  // New chunks wait, until this is over: the head may be deleted. No window ends meanwhile, and nothing is
+  // published: such calls get `status`.
+  void BeginDeletion(absl::Status status) { deleting_ = std::move(status); }
+  void CancelDeletion() { deleting_ = absl::OkStatus(); }
+  bool deleting() const { return !deleting_.ok(); }
   // The head was deleted, or its device failed: from now on everything gets `status`.
   void End(absl::Status status) { ended_ = std::move(status); }
 
@@ -38,6 +39,7 @@ class Lifecycle {
   // Whether a call may end the window, or repeat one that did. A drain does not forbid it.
   const absl::Status& may_end_window() const {
     if (!ended_.ok()) return ended_;
+    if (!deleting_.ok()) return deleting_;
     return restoring_.ok() ? filling_ : restoring_;
   }
 
@@ -45,7 +47,7 @@ class Lifecycle {
   absl::Status draining_;
   absl::Status restoring_;
   absl::Status filling_;
-  bool deleting_ = false;
+  absl::Status deleting_;
   absl::Status ended_;
 };
 

@@ -332,6 +332,48 @@ TEST_F(DeletedHeadTest, ChunksThatRaceWithADeletionLeaveItAtAllOrAtNone) {
   }
 }
 
+// Otherwise one of them would wait for what another one does not have any more, and all would have to meet
+// again.
+TEST_F(DeletedHeadTest, AWindowThatIsLookedAtMeanwhileEndsNothingElse) {
+  engine::Engine& coordinator = set_.servers().at(0).engine();
+  const auto met = [&coordinator] { return coordinator.replicas().Read().epochs; };
+  const uint64_t before = met();
+  for (int round = 0; round < 50; ++round) {
+    std::promise<absl::Status> looked;
+    set_.servers().at(0).head()->ReadStats(
+        1, {}, 1, [&looked](const auto& stats) { looked.set_value(stats.status()); });
+    absl::Status deleted = coordinator.DeleteHead("h", Discard::kYes);
+    const absl::Status found = looked.get_future().get();
+    EXPECT_TRUE(found.ok() || absl::IsUnavailable(found) || absl::IsNotFound(found)) << found;
+    if (absl::IsUnavailable(deleted)) deleted = coordinator.DeleteHead("h", Discard::kYes);
+    ASSERT_TRUE(deleted.ok()) << deleted;
+    ASSERT_TRUE(coordinator.CreateHead(ReplicaServers::AdamWHead()).ok());
+    set_.servers().at(0).Reconnect();
+  }
+  EXPECT_EQ(met(), before);
+}
+
+// Whoever commits is answered, and whatever wins is so at all.
+TEST_F(DeletedHeadTest, AWriteThatIsPublishedMeanwhileIsAnswered) {
+  engine::Engine& coordinator = set_.servers().at(0).engine();
+  for (int round = 0; round < 50; ++round) {
+    const std::shared_ptr<engine::Head> head = set_.servers().at(0).head();
+    const absl::StatusOr<std::string> id = Stage(*head, RowsOf(2));
+    ASSERT_TRUE(id.ok()) << id.status();
+    std::future<absl::StatusOr<uint64_t>> committed =
+        std::async(std::launch::async, [&head, &id] { return Commit(*head, *id); });
+    absl::Status deleted;
+    do deleted = coordinator.DeleteHead("h", Discard::kYes);
+    while (absl::IsUnavailable(deleted));
+    ASSERT_TRUE(deleted.ok()) << deleted;
+    const absl::StatusOr<uint64_t> version = committed.get();
+    EXPECT_TRUE(version.ok() || absl::IsUnavailable(version.status()) || absl::IsNotFound(version.status()))
+        << version.status();
+    ASSERT_TRUE(coordinator.CreateHead(ReplicaServers::AdamWHead()).ok());
+  }
+  EXPECT_EQ(coordinator.replicas().Read().epochs, 1U);
+}
+
 class FaultyWritesTest : public ::testing::TestWithParam<Kills> {};
 
 TEST_P(FaultyWritesTest, WhoIsAnsweredFindsTheWeightsEverywhere) {
