@@ -1,6 +1,7 @@
 #include "server/rpc/replicas/passed_calls.h"
 
 #include <array>
+#include <cstddef>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -53,6 +54,15 @@ void PreparePassed(const CoordinatorCalls& calls, const std::string& method,
   context->AddMetadata(kPassedPeerKey, client.peer());
 }
 
+absl::StatusOr<std::shared_ptr<const void>> PassPlaces::Take() {
+  const std::shared_ptr<std::atomic<int>> taken = taken_;
+  if (taken->fetch_add(1) < most_)
+    return std::shared_ptr<const void>(nullptr, [taken](std::nullptr_t) { --*taken; });
+  --*taken;
+  return absl::ResourceExhaustedError(
+      absl::StrCat(most_, " calls are passed on to replica 0 already; try again, or call another replica"));
+}
+
 grpc::ServerGenericBidiReactor* PassedCalls::CreateReactor(grpc::GenericCallbackServerContext* context) {
   const std::string method = context->method();
   if (!IsPassedOn(method)) {
@@ -72,7 +82,7 @@ grpc::ServerGenericBidiReactor* PassedCalls::CreateReactor(grpc::GenericCallback
        .prepare = [&](grpc::ClientContext* made) { PreparePassed(*coordinator, method, *context, made); },
        .epoch = coordinator->epoch,
        .on_end =
-           [record](const grpc::Status& status) {
+           [record, place = coordinator->place](const grpc::Status& status) {
              if (record != nullptr) record->NoteStatus(status);
            }});
 }

@@ -5,6 +5,7 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,6 +25,7 @@ struct CoordinatorCalls {
   std::shared_ptr<grpc::Channel> channel;              // to its control
   std::function<void(grpc::ClientContext*)> identify;  // shows that the call is of the set; thread-safe
   std::shared_ptr<EpochCalls> epoch;                   // which calls end with; told of each that is started
+  std::shared_ptr<const void> place = nullptr;         // of PassPlaces; the call holds it until it has ended
 };
 // UNAVAILABLE, saying why, while there is no way to it.
 using FindCoordinator = std::function<absl::StatusOr<CoordinatorCalls>()>;
@@ -34,6 +36,20 @@ inline constexpr char kPassPath[] = "/lossd.group.v1.PassService/Pass";
 // replica serves.
 void PreparePassed(const CoordinatorCalls& calls, const std::string& method,
                    const grpc::ServerContextBase& client, grpc::ClientContext* context);
+
+// How many calls a replica passes on at a time. More than the coordinator's control takes of one connection
+// would wait until others end, for as long as whoever has made these likes: they are told instead.
+// Thread-safe.
+class PassPlaces {
+ public:
+  explicit PassPlaces(int most) : most_(most) {}
+  // Taken until nobody holds it. RESOURCE_EXHAUSTED while all are.
+  absl::StatusOr<std::shared_ptr<const void>> Take();
+
+ private:
+  const int most_;
+  const std::shared_ptr<std::atomic<int>> taken_ = std::make_shared<std::atomic<int>>(0);
+};
 
 // At a replica: every call that no service of the server takes. What is not passed on is UNIMPLEMENTED.
 class PassedCalls final : public grpc::CallbackGenericService {

@@ -52,8 +52,10 @@ constexpr absl::Duration kSearch = absl::Seconds(1);
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
 // Who stops all servers does not reach them at the same moment.
 constexpr absl::Duration kToldTogether = absl::Seconds(5);
-// At a time, of one replica: its own, and those of clients that it passes on.
-constexpr int kCallsOfAReplica = 260;
+// Calls of clients that a replica passes on at a time.
+constexpr int kMostPassed = 4096;
+// At a time, of one replica: its own, and those.
+constexpr int kCallsOfAReplica = kMostPassed + 4;
 
 uint64_t RandomHistory() {
   std::random_device random;
@@ -293,6 +295,7 @@ class MeetingReplica final : public ReplicaSet {
   GroupMember::Reply when_drained_ ABSL_GUARDED_BY(mutex_);  // null: it does not wait
 
   PassService passes_;
+  mutable PassPlaces pass_places_{kMostPassed};
   SessionRouter sessions_;
   // What takes long or waits for others: at the coordinator writes, elsewhere what it asks for but the ends
   // of windows.
@@ -580,7 +583,11 @@ bool MeetingReplica::AwaitFirstMeeting(const std::function<bool()>& told_to_end)
 absl::StatusOr<CoordinatorCalls> MeetingReplica::Coordinator() const {
   const engine::MutexLock lock(mutex_);
   if (!to_coordinator_.has_value()) return NotWholeLocked();
-  return *to_coordinator_;
+  absl::StatusOr<std::shared_ptr<const void>> place = pass_places_.Take();
+  if (!place.ok()) return place.status();
+  CoordinatorCalls calls = *to_coordinator_;
+  calls.place = *std::move(place);
+  return calls;
 }
 
 absl::Status MeetingReplica::NotWholeLocked() const {

@@ -61,7 +61,9 @@ template <class Request, class Response>
 void SessionRouter::Pass(const grpc::CallbackServerContext& context, const char* path, const Request& request,
                          std::function<void(const grpc::Status&, Response)> done) {
   struct Call {
-    explicit Call(const std::shared_ptr<grpc::Channel>& channel) : stub(channel) {}
+    explicit Call(const CoordinatorCalls& coordinator)
+        : place(coordinator.place), stub(coordinator.channel) {}
+    const std::shared_ptr<const void> place;
     grpc::ClientContext context;
     grpc::TemplatedGenericStub<Request, Response> stub;
     Request request;
@@ -69,7 +71,7 @@ void SessionRouter::Pass(const grpc::CallbackServerContext& context, const char*
   };
   const absl::StatusOr<CoordinatorCalls> coordinator = set_.coordinator();
   if (!coordinator.ok()) return done(ToGrpcStatus(coordinator.status()), {});
-  const auto call = std::make_shared<Call>(coordinator->channel);
+  const auto call = std::make_shared<Call>(*coordinator);
   call->request = request;
   call->context.set_deadline(context.deadline());
   PreparePassed(*coordinator, path, context, &call->context);

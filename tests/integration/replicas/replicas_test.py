@@ -7,13 +7,17 @@ Nothing here is late: what has to happen is waited for as long as CTest allows.
 """
 from __future__ import annotations
 
+import threading
 import unittest
+from collections.abc import Iterator
 
 import numpy as np
-from lossd.v1 import loss_pb2
+from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2
 
-from replica_client import Code
+from replica_client import Code, Server
+from replica_servers import until
 from replica_test_case import ADAMW, HIDDEN, TOKENS, VOCAB, TestCase, apply_step, batch_of, code_of, parse, weights
+from streaming import F32, in_flight
 
 
 class Calls(TestCase):
@@ -60,6 +64,32 @@ class Calls(TestCase):
         hidden = np.random.default_rng(3).standard_normal((4, HIDDEN), dtype=np.float32)
         for server in servers:
             np.testing.assert_allclose(server.logits("h", hidden), hidden @ weights().T, rtol=1e-4, atol=1e-5)
+
+
+    def test_many_calls_that_do_not_go_on_keep_no_other_from_its_answer(self) -> None:
+        started = self.start(2)
+        servers = self.reach(started)
+        servers[0].create("h", VOCAB, HIDDEN)
+        write_id = servers[1].begin_write("h", "w")
+        piece = head_pb2.WriteWeightsRequest(head="h", write_id=write_id, rows=1, dtype=F32, weights=weights()[:1].tobytes())
+        given_up = threading.Event()
+        self.addCleanup(given_up.set)
+
+        def slow() -> Iterator[head_pb2.WriteWeightsRequest]:
+            yield piece
+            given_up.wait()
+
+        others = [Server(servers[1].target) for _ in range(2)]
+        stubs = [head_pb2_grpc.HeadServiceStub(other.channel) for other in others]
+        writes = [stub.WriteWeights.future(slow()) for stub in stubs for _ in range(150)]
+        metrics = f"http://{started[1].metrics_target}/metrics"
+        until(lambda: in_flight(metrics, "HeadService/WriteWeights") == len(writes))
+        self.assertEqual(servers[1].names(), ["h"])
+        self.assertEqual(servers[1].open_session("h", "a").replica, 0)
+        for write in writes:
+            write.cancel()
+        for other in others:
+            other.close()
 
 
 class Sessions(TestCase):

@@ -26,6 +26,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kVocab = 300;
 constexpr int64_t kHidden = 8;
+constexpr int kMostPassed = 20;
 
 // A coordinator with a head service, its control, and a replica that passes on, each a gRPC server.
 class PassedCallsTest : public ::testing::Test {
@@ -60,10 +61,13 @@ class PassedCallsTest : public ::testing::Test {
   }
   absl::StatusOr<CoordinatorCalls> Find() const {
     if (!found_.ok()) return found_;
+    absl::StatusOr<std::shared_ptr<const void>> place = places_.Take();
+    if (!place.ok()) return place.status();
     return CoordinatorCalls{
         .channel = to_control_,
         .identify = [this](grpc::ClientContext* context) { ShowToken({.token = shown_}, context); },
-        .epoch = std::make_shared<EpochCalls>()};
+        .epoch = std::make_shared<EpochCalls>(),
+        .place = *std::move(place)};
   }
   grpc::Status CreateHead() {
     v1::CreateHeadRequest request;
@@ -78,6 +82,7 @@ class PassedCallsTest : public ::testing::Test {
 
   std::string shown_ = "a secret of the replicas";
   absl::Status found_;
+  mutable PassPlaces places_{kMostPassed};
   std::unique_ptr<engine::Engine> engine_ =
       *engine::Engine::Create({}, *engine::CreateCpuDevice(int64_t{1} << 20));
   telemetry::ServiceCounters counters_{MethodNames()};
@@ -156,6 +161,27 @@ TEST_F(PassedCallsTest, ErrorsAreTheCoordinatorsWithTheirDetails) {
   EXPECT_EQ(passed.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(passed.error_message(), direct.error_message());
   EXPECT_EQ(passed.error_details(), direct.error_details());
+}
+
+// They would wait for those before them, which may never end.
+TEST_F(PassedCallsTest, MoreThanThereArePlacesForAreRefusedUntilOthersEnd) {
+  ASSERT_TRUE(CreateHead().ok());
+  struct Write {
+    grpc::ClientContext context;
+    v1::WriteWeightsResponse response;
+    std::unique_ptr<grpc::ClientWriter<v1::WriteWeightsRequest>> writer;
+  };
+  std::vector<Write> writes(kMostPassed);
+  for (Write& write : writes) write.writer = stub_->WriteWeights(&write.context, &write.response);
+  grpc::Status status;
+  do status = CreateHead();  // the first ones may come before the last write
+  while (status.ok());
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("20 calls are passed on"));
+  for (Write& write : writes) write.context.TryCancel();
+  for (Write& write : writes) write.writer->Finish();
+  do status = CreateHead();
+  while (!status.ok());
 }
 
 TEST_F(PassedCallsTest, WithoutACoordinatorCallsAreToldWhy) {
