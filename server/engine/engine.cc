@@ -412,10 +412,15 @@ absl::Status Engine::CloseSession(const std::string& session_id, std::optional<a
 absl::StatusOr<FoundSession> Engine::FindSession(const std::string& session_id,
                                                  const std::string& incarnation) const {
   if (incarnation != incarnation_) {
+    const int32_t at = ReplicaOf(session_id, options_.place.replicas);
+    const std::string why = at == options_.place.replica
+                                ? ": it was restarted and its gradient window started empty"
+                                : absl::StrCat(", of replica ", options_.place.replica, ": session ",
+                                               session_id, " is at replica ", at,
+                                               "; open its lanes at the address that OpenSession has named");
     absl::Status status =
         MakeError(absl::StatusCode::kAborted, RejectReason::kIncarnation, "incarnation",
-                  absl::StrCat("incarnation is '", incarnation, "'; the server's is ", incarnation_,
-                               ": it was restarted and its gradient window started empty"));
+                  absl::StrCat("incarnation is '", incarnation, "'; the server's is ", incarnation_, why));
     AttachPosition(&status, Position{incarnation_, 0, {}});
     return status;
   }

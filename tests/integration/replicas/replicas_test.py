@@ -17,7 +17,7 @@ from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2
 from replica_client import Code, Server
 from replica_servers import until
 from replica_test_case import ADAMW, HIDDEN, TOKENS, VOCAB, TestCase, apply_step, batch_of, code_of, parse, weights
-from streaming import F32, in_flight
+from streaming import F32, in_flight, start_request
 
 
 class Calls(TestCase):
@@ -108,6 +108,15 @@ class Sessions(TestCase):
         for key, found in opened.items():  # through the one that does not have it
             servers[1 - found.replica].losses.CloseSession(loss_pb2.CloseSessionRequest(session_id=found.session_id))
             self.assertTrue(servers[0].open_session("h", key).is_new)
+
+    def test_lanes_that_come_to_another_replica_are_told_where_the_session_is(self) -> None:
+        servers = self.reach(self.start(2))
+        servers[0].create("h", VOCAB, HIDDEN)
+        for session in self.open(servers):
+            start = start_request(session.opened)
+            code, details = code_of(servers[1 - session.replica].losses.Compute, iter([start]))
+            self.assertEqual(code, Code.ABORTED)
+            self.assertIn(f"is at replica {session.replica}; open its lanes", details)
 
     def test_who_must_be_at_the_server_that_it_called_is(self) -> None:
         servers = self.reach(self.start(2))
