@@ -252,6 +252,11 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(const GroupMember
     const Clock::time_point patience = DeadlineAfter(std::max(options.rank_timeout, kLeastPatience));
     absl::Status opened = member->Open(options, std::min(deadline, patience));
     if (opened.ok()) return member;
+    if (absl::IsUnimplemented(opened)) {
+      return absl::FailedPreconditionError(absl::StrCat("what listens at ", options.address,
+                                                        " is not the control of ", options.identity.member,
+                                                        " 0; clients are served at another port than it"));
+    }
     if (!MayBeBetterLater(opened, Clock::now() < borne_until)) return opened;
     if (why.ok() || !absl::IsDeadlineExceeded(opened)) why = opened;
     std::this_thread::sleep_until(std::min(Clock::now() + pause, deadline));

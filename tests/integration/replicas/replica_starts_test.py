@@ -95,6 +95,14 @@ class Starts(TestCase):
         self.assertNotIn(SERVES, twin.log())
         self.assertEqual(first.log().count(MET), 1, f"a twin has disturbed the set:\n{first.log()}")
 
+    def test_the_port_of_clients_is_no_control_and_is_said_not_to_be(self) -> None:
+        first, second = self.begin(0), self.begin(1)
+        self.await_log(first, SERVES)
+        lost = self.begin(1, f"--replica_leader={first.target}")
+        self.await_log(lost, f"{first.target} is not the control of replica 0")
+        second.kill()
+        self.assertNotIn(SERVES, lost.log())
+
     def test_the_token_is_in_no_log(self) -> None:
         servers = [self.begin(number) for number in (0, 1)]
         text = self.token.read_text(encoding="ascii").strip()
