@@ -17,7 +17,7 @@ ABSL_FLAG(
     std::string, replica_set, "",
     "name of a set of servers that hold replicas of the same heads: each has sessions of its own, and a "
     "step or a flush is of all their gradients. Empty: this server's heads are its own");
-ABSL_FLAG(int32_t, replicas, 0, "how many servers the set has, each with as many --devices");
+ABSL_FLAG(int32_t, replicas, 0, "how many servers the set has, 2 to 1024, each with as many --devices");
 ABSL_FLAG(std::string, replica, "",
           "which of them this is, from 0: a number, or who tells it: lws (LeaderWorkerSet's group) or "
           "stateful_set (the pod's name)");
@@ -37,6 +37,9 @@ bool AnyGiven() {
          !absl::GetFlag(FLAGS_replica_leader).empty();
 }
 
+// What a job has; each of them is in every round and every list of all.
+constexpr int32_t kMostReplicas = 1024;
+
 absl::Status ReadPlace(ReplicaOptions& options) {
   const std::string said = absl::GetFlag(FLAGS_replica);
   const int32_t replicas = absl::GetFlag(FLAGS_replicas);
@@ -45,10 +48,10 @@ absl::Status ReadPlace(ReplicaOptions& options) {
                                 "'; it must be 1 to 128 characters of [A-Za-z0-9._-] and start with a letter "
                                 "or a digit"));
   }
-  if (replicas < 2 || said.empty()) {
-    return Invalid(
-        absl::StrCat("--replica_set is ", options.set, " and --replicas is ", replicas, ", --replica '", said,
-                     "'; it needs how many replicas there are, 2 at least, and which this one is"));
+  if (replicas < 2 || replicas > kMostReplicas || said.empty()) {
+    return Invalid(absl::StrCat("--replica_set is ", options.set, " and --replicas is ", replicas,
+                                ", --replica '", said, "'; it needs how many replicas there are, from 2 to ",
+                                kMostReplicas, ", and which this one is"));
   }
   absl::StatusOr<FoundReplica> found =
       FindReplica(said, absl::GetFlag(FLAGS_replica_leader), ProcessEnvironment(), FullHostName());

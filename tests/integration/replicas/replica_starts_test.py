@@ -115,7 +115,8 @@ class Starts(TestCase):
         for changes, words in [
                 ({"replica_set": None}, ["without --replica_set"]),
                 ({"replica_set": "a b"}, ["--replica_set", "'a b'"]),
-                ({"replicas": "1"}, ["--replicas is 1", "2 at least"]),
+                ({"replicas": "1"}, ["--replicas is 1", "from 2 to 1024"]),
+                ({"replicas": "1025"}, ["--replicas is 1025", "from 2 to 1024"]),
                 ({"replicas": None}, ["--replicas is 0"]),
                 ({"replica": "2"}, ["replica 2 of 2", "from 0 to 1"]),
                 ({"replica": "x"}, ["--replica is 'x'", "lws", "stateful_set"]),
