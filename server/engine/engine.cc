@@ -188,7 +188,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
 absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard,
                                 std::function<void()> released) {
   const MutexLock deleting(checkpoint_mutex_);  // no save would make it live again, no restore fill it
-  if (options_.delete_together != nullptr) return DeleteAtAll(name, discard, std::move(released));
+  if (options_.delete_together != nullptr) return DeleteAtAll(name, discard, released);
   return DeleteHere(name, discard, std::move(released));
 }
 

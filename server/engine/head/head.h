@@ -205,7 +205,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // or PublishPart the window then takes nothing. At the coordinator the window waits for this already. Of
   // the last step, which is asked for again: its tokens if it was the same to the sessions here, and nothing
   // is sealed.
-  void SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done);
+  void SealPart(const WindowEnd& end, const std::function<void(absl::StatusOr<uint64_t>)>& done);
   // Adds up the gradients of all replicas, which have so many tokens together, unless this one has done so.
   // UNAVAILABLE if one was lost: this is then called again, by all of them or none.
   void SumPart(uint64_t window_tokens, std::shared_ptr<const ReplicaCommunicators> replicas,

@@ -58,8 +58,8 @@ void Head::SaveNow(SaveAs as, std::vector<SessionMarks> named, StateSink* sink, 
     settled = window_work_ == 0;
     if (settled) captured = CaptureLocked(as, named);
   }
-  if (!settled)
-    return Save(as, std::move(named), sink, std::move(done));  // behind the work that came while this waited
+  // Behind the work that came while this waited.
+  if (!settled) return Save(as, std::move(named), sink, std::move(done));
   if (!captured.ok()) return done(captured.status());
   HeadStateWriter writer(&config_, backend_.get(), sink);
   const absl::Status written = writer.Write(&*captured);
@@ -101,10 +101,11 @@ absl::Status Head::CheckCapturedLocked(const std::vector<SessionMarks>& named,
   AccumulationLedger::Sessions captured;
   for (const SessionCheckpoint& entry : state.sessions) captured.emplace(entry.id, entry.session);
   std::vector<SessionMarks> own;
-  std::vector<SessionMarks> here = *OwnMarks(&named, &own);
-  std::erase_if(here, [&](const SessionMarks& session) {
-    return !captured.contains(session.session_id) && IsAsLastStepLeftItLocked(session);
-  });
+  std::vector<SessionMarks> here;
+  for (const SessionMarks& session : *OwnMarks(&named, &own)) {
+    const bool lost_nothing = !captured.contains(session.session_id) && IsAsLastStepLeftItLocked(session);
+    if (!lost_nothing) here.push_back(session);
+  }
   if (absl::Status past = CheckPastLocked(window_.generation(), here, {}); !past.ok()) return past;
   return AccumulationLedger::Match(captured, here);
 }

@@ -140,7 +140,7 @@ absl::Status Head::CheckAlive() const {
 
 // Seal
 
-void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) {
+void Head::SealPart(const WindowEnd& end, const std::function<void(absl::StatusOr<uint64_t>)>& done) {
   std::optional<absl::StatusOr<uint64_t>> answer;
   {
     const MutexLock lock(mutex_);
@@ -151,8 +151,9 @@ void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint
     if (!answer.has_value()) {
       std::optional<std::vector<SessionMarks>> marks;
       if (!LooksAtAll(end)) marks = MarksAt(environment_.place, end.marks);
-      PostLastLocked(std::move(marks), [self = shared_from_this(), ending = window_.ending(), end,
-                                        done = std::move(done)] { done(self->SealedPart(ending, end)); });
+      PostLastLocked(std::move(marks), [self = shared_from_this(), ending = window_.ending(), end, done] {
+        done(self->SealedPart(ending, end));
+      });
     }
   }
   if (answer.has_value()) done(*std::move(answer));

@@ -59,7 +59,7 @@ class OwnPart : public ReplicaPart {
       : head_(std::move(head)), replicas_(std::move(replicas)) {}
 
   void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override {
-    head_->SealPart(end, std::move(done));
+    head_->SealPart(end, done);
   }
   void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<GradientStats>)> done) override {
     head_->SumPart(window_tokens, replicas_, std::move(done));

@@ -7,6 +7,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/engine/group/rank_channel.h"
 #include "server/rpc/group/answer_wire.h"
 #include "server/rpc/group/command_wire.h"
 #include "server/rpc/group/group_timing.h"

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/checkpoint/checkpoint_manifest.h"
+#include "server/rpc/convert/convert.h"
 #include "server/rpc/replicas/remote_part.h"
 #include "server/rpc/replicas/replica_wire.h"
 #include "server/rpc/replicas/replies.h"

@@ -56,8 +56,9 @@ void PreparePassed(const CoordinatorCalls& calls, const std::string& method,
 
 absl::StatusOr<std::shared_ptr<const void>> PassPlaces::Take() {
   const std::shared_ptr<std::atomic<int>> taken = taken_;
-  if (taken->fetch_add(1) < most_)
+  if (taken->fetch_add(1) < most_) {
     return std::shared_ptr<const void>(nullptr, [taken](std::nullptr_t) { --*taken; });
+  }
   --*taken;
   return absl::ResourceExhaustedError(
       absl::StrCat(most_, " calls are passed on to replica 0 already; try again, or call another replica"));

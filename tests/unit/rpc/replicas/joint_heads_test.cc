@@ -363,8 +363,9 @@ TEST_F(DeletedHeadTest, AWriteThatIsPublishedMeanwhileIsAnswered) {
     std::future<absl::StatusOr<uint64_t>> committed =
         std::async(std::launch::async, [&head, &id] { return Commit(*head, *id); });
     absl::Status deleted;
-    do deleted = coordinator.DeleteHead("h", Discard::kYes);
-    while (absl::IsUnavailable(deleted));
+    do {
+      deleted = coordinator.DeleteHead("h", Discard::kYes);
+    } while (absl::IsUnavailable(deleted));
     ASSERT_TRUE(deleted.ok()) << deleted;
     const absl::StatusOr<uint64_t> version = committed.get();
     EXPECT_TRUE(version.ok() || absl::IsUnavailable(version.status()) || absl::IsNotFound(version.status()))

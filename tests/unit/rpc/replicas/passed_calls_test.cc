@@ -174,14 +174,16 @@ TEST_F(PassedCallsTest, MoreThanThereArePlacesForAreRefusedUntilOthersEnd) {
   std::vector<Write> writes(kMostPassed);
   for (Write& write : writes) write.writer = stub_->WriteWeights(&write.context, &write.response);
   grpc::Status status;
-  do status = CreateHead();  // the first ones may come before the last write
-  while (status.ok());
+  do {
+    status = CreateHead();  // the first ones may come before the last write
+  } while (status.ok());
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("20 calls are passed on"));
   for (Write& write : writes) write.context.TryCancel();
   for (Write& write : writes) write.writer->Finish();
-  do status = CreateHead();
-  while (!status.ok());
+  do {
+    status = CreateHead();
+  } while (!status.ok());
 }
 
 TEST_F(PassedCallsTest, WithoutACoordinatorCallsAreToldWhy) {

@@ -16,8 +16,9 @@ using engine::testing::ReplicaServers;
 
 std::vector<group::v1::ReplicaHello> HellosOf(ReplicaServers& servers) {
   std::vector<group::v1::ReplicaHello> hellos;
-  for (int32_t replica = 0; replica < 2; ++replica)
+  for (int32_t replica = 0; replica < 2; ++replica) {
     hellos.push_back(HelloOf(servers.at(replica).engine(), {}));
+  }
   return hellos;
 }
 
