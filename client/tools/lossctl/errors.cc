@@ -14,8 +14,7 @@ std::string GeneralAdvice(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kUnavailable:
       return "see whether lossd is still running, and if it is one of several replicas whether all of them "
-             "are, then "
-             "run the command again";
+             "are, then run the command again";
     case absl::StatusCode::kUnimplemented:
       return "name the address of lossd's --listen with --server; the port of --health_listen serves health "
              "alone, and an "

@@ -32,8 +32,8 @@ absl::Status CheckSame(const std::string& member, const std::string& what, const
 // Compares all flags that either end has.
 absl::Status CheckAgreed(const std::string& member, const std::map<std::string, std::string>& group,
                          const google::protobuf::Map<std::string, std::string>& given) {
-  const std::string leader = absl::StrCat(member, " 0"),
-                    joining = absl::StrCat("the ", member, " that joins");
+  const std::string leader = absl::StrCat(member, " 0");
+  const std::string joining = absl::StrCat("the ", member, " that joins");
   std::map<std::string, std::string> both = group;
   both.insert(given.begin(), given.end());
   for (const auto& [flag, value] : both) {
