@@ -189,20 +189,27 @@ class CudaOptimizer : public ::testing::Test {
     EXPECT_EQ(ReadLargest(), CpuTallyGradient(weight.data(), count, 1.0f).largest);
   }
 
-  // Two gradients from `place` elements behind an aligned one on.
-  void ExpectSameSum(const PaddedRows& shape, int64_t place = 0) {
+  // Two gradients from `place` elements behind an aligned one on, whatever the pieces.
+  void ExpectSameSum(const PaddedRows& shape, int32_t pieces, int64_t place = 0) {
     const int64_t count = shape.rows * shape.columns;
     std::vector<float> first = Numbers(count, 0.5f, 1);
     const std::vector<float> second = Numbers(count, 0.5f, 2);
     const Matrix<float> device_first = FloatsOf(shape, first, place);
-    const Matrix<float> device_second = FloatsOf(shape, second, place);
-    Matrix<float> device_sum = FloatsOf(shape, std::vector<float>(first.size()), place);
+    Matrix<float> device_sum = FloatsOf(shape, second, place);
     auto* const tally = static_cast<GradientTally*>(tally_.data());
-    ASSERT_TRUE(cuda::AddAndTally(shape, device_first.data(), device_second.data(), 0.75f, device_sum.data(),
-                                  scratch_.data(), tally, nullptr)
-                    .ok());
+    int64_t elements = 0;
+    for (int32_t piece = 0; piece < pieces; ++piece) {
+      const cuda::Parts parts{.first = piece, .end = piece + 1, .of = pieces};
+      const cuda::ElementSpan part = cuda::ElementsOf(shape, parts);
+      EXPECT_EQ(part.first, elements);
+      elements += part.count;
+      ASSERT_TRUE(cuda::AddAndTally(shape, parts, device_first.data(), 0.75f, device_sum.data(),
+                                    scratch_.data(), tally, nullptr)
+                      .ok());
+    }
+    EXPECT_EQ(elements, shape.rows * shape.stride);
     const GradientTally added = ReadTally();
-    for (size_t i = 0; i < first.size(); ++i) first[i] += second[i];
+    for (size_t i = 0; i < first.size(); ++i) first[i] = second[i] + first[i];
     EXPECT_TRUE(SameBits(device_sum.Read(), first));
     ASSERT_TRUE(
         cuda::TallyGradient(shape, {.values = device_sum.data()}, 0.75f, scratch_.data(), tally, nullptr)
@@ -326,9 +333,9 @@ TEST_F(CudaOptimizer, TwoGradientsAreTalliedAsTheyAreAddedUp) {
   for (const PaddedRows& shape : {PaddedRows{1, 1, 4}, PaddedRows{7, 123, 128}, PaddedRows{128, 64, 64},
                                   PaddedRows{20483, 2048, 2048}, PaddedRows{20484, 2045, 2048}}) {
     SCOPED_TRACE(std::to_string(shape.rows) + " x " + std::to_string(shape.columns));
-    ExpectSameSum(shape);
+    for (const int32_t pieces : {1, 2, 7, 40}) ExpectSameSum(shape, pieces);
   }
-  ExpectSameSum({1, 4099, 4099}, 3);
+  ExpectSameSum({1, 4099, 4099}, 2, 3);
 }
 
 // Blocks take several passes, and the last of them fewer.

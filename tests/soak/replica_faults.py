@@ -143,7 +143,7 @@ def main() -> None:
     parser.set_defaults(faults=200, clients=len(KINDS))
     parser.add_argument("--least", type=int, default=30, help="faults while clients compute, flush, step and save, each")
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--devices", default="cpu", help="of each replica; with commas each is a group")
+    parser.add_argument("--devices", default="cpu", help="of each replica; with commas each is a group; cuda:0+cuda:1: one each")
     parser.add_argument("--replica_timeout", type=float, default=3, help="of the set, in seconds")
     parser.add_argument("--sabotaged", type=Path, help="what the last replica is, in the place of LOSSD")
     options = parser.parse_args()

@@ -54,11 +54,25 @@ Result ApplyOptimizer(const StepTensor& tensor, const OptimizerCoefficients& coe
 Result TallyGradient(const PaddedRows& shape, const GradientRows& gradient, float scale, void* scratch,
                      GradientTally* tally, cudaStream_t stream);
 
-// sum = first + second, and the tally that TallyGradient would give of it. One of the two may be another
-// device's memory that this one reaches: each element is read once, and many at a time. Nothing may overlap;
-// padding stays as it is.
-Result AddAndTally(const PaddedRows& shape, const float* first, const float* second, float scale, float* sum,
-                   void* scratch, GradientTally* tally, cudaStream_t stream);
+// Parts [first, end) of `of` equal ones of a matrix.
+struct Parts {
+  int32_t first = 0;
+  int32_t end = 1;
+  int32_t of = 1;
+};
+// Neighbouring elements, padding included.
+struct ElementSpan {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+// Small matrices have empty parts.
+ElementSpan ElementsOf(const PaddedRows& shape, const Parts& parts);
+
+// sum = sum + gradient, in these parts. Who does all of them in their order, in one stream and with the same
+// scratch, has behind the last one the tally that TallyGradient would give of the sum. Padding stays as it
+// is. It leaves much of the memory's bandwidth to what is copied at the same time.
+Result AddAndTally(const PaddedRows& shape, const Parts& parts, const float* gradient, float scale,
+                   float* sum, void* scratch, GradientTally* tally, cudaStream_t stream);
 
 // What `gradient` says, with what label smoothing takes of it, in one matrix; `to` may be gradient.values,
 // which is not null. Padding stays as it is.

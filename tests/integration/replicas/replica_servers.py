@@ -81,8 +81,8 @@ class ReplicaServer:
 
 
 class ReplicaServers:
-    """A set; `servers[i]` is replica i. From __enter__ to __exit__, or from start() to kill(). `hosts` (tests/hosts): each is on one
-    of its own."""
+    """A set; `servers[i]` is replica i. From __enter__ to __exit__, or from start() to kill(). `devices` of each; those of one after
+    the other where there is a "+" between them. `hosts` (tests/hosts): each is on one of its own."""
 
     def __init__(self, binary: str, folder: Path, replicas: int, *flags: str, devices: str = "cpu", hosts: Any = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,8 @@ class ReplicaServers:
         self._servers = []
         for number in range(replicas):
             place = {"address": hosts[number].address, "command": hosts[number].command} if hosts else {}
-            self._servers.append(ReplicaServer(binary, folder, number, common, devices=devices, **place))
+            of_each = devices.split("+")
+            self._servers.append(ReplicaServer(binary, folder, number, common, devices=of_each[number % len(of_each)], **place))
 
     def __getitem__(self, number: int) -> ReplicaServer:
         return self._servers[number]

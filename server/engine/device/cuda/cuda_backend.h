@@ -216,7 +216,10 @@ class CudaBackend : public HeadBackend {
   absl::StatusOr<const float*> FindOther(const CudaGradient& gradient,
                                          kernels::collectives::Communicator* replicas);
   kernels::cuda::Result AddOther(const CudaGradient& gradient, const float* other);
-  // Behind AddOther, once it is done.
+  kernels::cuda::Result AddParts(const kernels::RowSpan& slice, const kernels::cuda::Parts& parts,
+                                 const CudaGradient& gradient, const float* other, PeerGradients& peers,
+                                 kernels::GradientTally* tally);
+  // Waits for AddOther's tallies.
   kernels::cuda::Result KeepTallies();
   absl::Status CheckSummed() const;
   // The sum of this slice, which is one that is stepped here.

@@ -1,7 +1,11 @@
 // What the replicas of a head on CUDA devices do together when a window ends.
+#include <algorithm>
+#include <vector>
+
 #include "kernels/collectives/slice_exchange.h"
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/cuda/rows/row_kernels.h"
+#include "kernels/rounding.h"
 #include "server/engine/device/cuda/cuda_backend.h"
 #include "server/engine/device/cuda/cuda_status.h"
 #include "server/engine/device/rank_status.h"
@@ -19,8 +23,32 @@ using kernels::SliceLayout;
 using kernels::collectives::Communicator;
 using kernels::collectives::SliceExchange;
 using kernels::cuda::DeviceBuffer;
+using kernels::cuda::ElementSpan;
 using kernels::cuda::GradientRows;
+using kernels::cuda::PaddedRows;
+using kernels::cuda::Parts;
 using kernels::cuda::Result;
+
+namespace {
+
+// What is pulled from the other of two replicas at once is half of all that is left, and no less than this:
+// starting a copy costs 14 us, and what comes last is added up beside nothing.
+constexpr int64_t kLeastPulled = int64_t{32} << 20;
+
+// How a slice of so many bytes is pulled, where so many are left with it.
+std::vector<Parts> PulledParts(int64_t bytes, int64_t left) {
+  const auto all = static_cast<int32_t>(kernels::CeilDivide(bytes, kLeastPulled));
+  std::vector<Parts> pulled;
+  for (int32_t at = 0; at < all;) {
+    const int64_t half = (left - at * kLeastPulled) / (2 * kLeastPulled);
+    const auto count = static_cast<int32_t>(std::clamp<int64_t>(half, 1, all - at));
+    pulled.push_back({.first = at, .end = at + count, .of = all});
+    at += count;
+  }
+  return pulled;
+}
+
+}  // namespace
 
 absl::Status CudaBackend::CheckSummed() const {
   // Who steps nothing is not given anything either.
@@ -54,10 +82,11 @@ absl::Status CudaBackend::SumMatrices(const CudaGradient& gradient, Communicator
     return slices_.Sum(shard_.slices(), padded_hidden_, replicas, Floats(gradient.dw),
                        SumsIn(sum_.dw, padded_hidden_), stream);
   }
-  if (const Result added = AddOther(gradient, *other); !added.ok()) return DeviceFailed(added);
+  Result added = AddOther(gradient, *other);
+  if (added.ok()) added = KeepTallies();
+  if (!added.ok()) return DeviceFailed(added);
   // Before this one's gradient may change, the other has read it.
-  if (absl::Status read = ToStatus(replicas->Barrier(stream)); !read.ok()) return read;
-  return DeviceFailed(KeepTallies());
+  return ToStatus(replicas->Barrier(stream));
 }
 
 // Where there are two replicas each steps both slices. With more, reading every slice at two of them would
@@ -79,21 +108,34 @@ absl::StatusOr<const float*> CudaBackend::FindOther(const CudaGradient& gradient
   return static_cast<const float*>(reached->At(1 - shard_.replica, dw.data()));
 }
 
-// The sum of two has the same bits in either order.
+// The sum of two has the same bits in either order. While some of it is added up the rest comes.
 Result CudaBackend::AddOther(const CudaGradient& gradient, const float* other) {
-  cudaStream_t stream = device_->pipeline.computing();
+  const std::shared_ptr<PeerGradients> peers = peers_.lock();
+  LOSSD_CUDA_PASS_ON(peers->BeginPulling(device_->pipeline.computing()));
+  const auto bytes = [this](int64_t rows) { return rows * padded_hidden_ * SizeOf(DataType::kFloat32); };
+  int64_t left = bytes(stepped_.count());
   GradientTally* tally = TalliesIn(device_->tallies);
   for (const RowSpan& slice : {stepped_.own(), stepped_.mirrored()}) {
-    const int64_t first = slice.first * padded_hidden_;
-    if (slice.count > 0) {
-      LOSSD_CUDA_PASS_ON(kernels::cuda::AddAndTally(
-          MatrixShape(slice.count), Floats(gradient.dw) + first, other + first, expected_scale_,
-          Floats(sum_.dw) + stepped_.PlaceOf(slice.first) * padded_hidden_, device_->tallies.data(), tally,
-          stream));
+    for (const Parts& parts : PulledParts(bytes(slice.count), left)) {
+      LOSSD_CUDA_PASS_ON(AddParts(slice, parts, gradient, other, *peers, tally));
     }
+    left -= bytes(slice.count);
     ++tally;
   }
-  return peers_.lock()->NoteReading(stream);
+  return {};
+}
+
+Result CudaBackend::AddParts(const RowSpan& slice, const Parts& parts, const CudaGradient& gradient,
+                             const float* other, PeerGradients& peers, GradientTally* tally) {
+  cudaStream_t stream = device_->pipeline.computing();
+  const PaddedRows shape = MatrixShape(slice.count);
+  const ElementSpan pulled = kernels::cuda::ElementsOf(shape, parts);
+  const int64_t first = slice.first * padded_hidden_;
+  float* const sum = Floats(sum_.dw) + stepped_.PlaceOf(slice.first) * padded_hidden_;
+  LOSSD_CUDA_PASS_ON(peers.Pull(other + first + pulled.first, sum + pulled.first,
+                                pulled.count * SizeOf(DataType::kFloat32), stream));
+  return kernels::cuda::AddAndTally(shape, parts, Floats(gradient.dw) + first, expected_scale_, sum,
+                                    device_->tallies.data(), tally, stream);
 }
 
 Result CudaBackend::KeepTallies() {

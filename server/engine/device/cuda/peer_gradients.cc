@@ -13,6 +13,7 @@ using kernels::collectives::Reduction;
 using kernels::cuda::Event;
 using kernels::cuda::PeerMemory;
 using kernels::cuda::Result;
+using kernels::cuda::Stream;
 
 namespace {
 
@@ -24,7 +25,9 @@ constexpr size_t kMostMet = 4;
 Result PeerGradients::Create(Communicator* communicator, std::shared_ptr<PeerGradients>* peers) {
   std::shared_ptr<PeerGradients> made(new PeerGradients(communicator));
   LOSSD_CUDA_TRY(cudaGetDevice(&made->device_));
-  LOSSD_CUDA_PASS_ON(Event::Create(&made->read_));
+  LOSSD_CUDA_PASS_ON(Stream::CreateUrgent(&made->pulling_));
+  LOSSD_CUDA_PASS_ON(Event::Create(&made->begun_));
+  LOSSD_CUDA_PASS_ON(Event::Create(&made->pulled_));
   *peers = std::move(made);
   return {};
 }
@@ -52,8 +55,18 @@ absl::Status PeerGradients::Meet(const Own& own, cudaStream_t stream, const Peer
   return absl::OkStatus();
 }
 
-Result PeerGradients::NoteReading(cudaStream_t stream) {
-  return {cudaEventRecord(read_.get(), stream), "cudaEventRecord"};
+Result PeerGradients::BeginPulling(cudaStream_t computing) {
+  LOSSD_CUDA_TRY(cudaEventRecord(begun_.get(), computing));
+  LOSSD_CUDA_TRY(cudaStreamWaitEvent(pulling_.get(), begun_.get(), 0));
+  return {};
+}
+
+Result PeerGradients::Pull(const void* from, void* to, int64_t bytes, cudaStream_t computing) {
+  if (bytes == 0) return {};
+  LOSSD_CUDA_TRY(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, pulling_.get()));
+  LOSSD_CUDA_TRY(cudaEventRecord(pulled_.get(), pulling_.get()));
+  LOSSD_CUDA_TRY(cudaStreamWaitEvent(computing, pulled_.get(), 0));
+  return {};
 }
 
 void PeerGradients::Close() {
@@ -61,8 +74,8 @@ void PeerGradients::Close() {
   int current = 0;
   (void)cudaGetDevice(&current);
   (void)cudaSetDevice(device_);
-  // Who reads waits for nobody: this ends soon, whatever has become of the others.
-  (void)cudaEventSynchronize(read_.get());
+  // What is pulled waits for nobody: this ends soon, whatever has become of the others.
+  (void)cudaStreamSynchronize(pulling_.get());
   met_.clear();
   (void)cudaSetDevice(current);
 }

@@ -1,5 +1,5 @@
-// Gradients of a head at its other replicas that this one's kernels read where they are: over NVLink that is
-// faster than having them sent, and they are added up on the way.
+// Gradients of a head at its other replicas that this one's copy engines read where they are: over NVLink
+// that is faster than having them sent, and takes no multiprocessor.
 #ifndef LOSSD_SERVER_ENGINE_DEVICE_CUDA_PEER_GRADIENTS_H_
 #define LOSSD_SERVER_ENGINE_DEVICE_CUDA_PEER_GRADIENTS_H_
 
@@ -43,10 +43,13 @@ class PeerGradients {
   // until all have met once more (a barrier). Otherwise it becomes null at all. UNAVAILABLE if one was lost.
   // What it gives is there until the next call.
   absl::Status Meet(const Own& own, cudaStream_t stream, const kernels::cuda::PeerMemory** reached);
-  // Behind what reads them in `stream`.
-  kernels::cuda::Result NoteReading(cudaStream_t stream);
 
-  // Lets go of what others have, once it has been read. Any thread, while nothing else is called.
+  // Brings some of what was met here, beside what this device computes: after what was on `computing` when
+  // pulling began, and before what is put there from now on.
+  kernels::cuda::Result BeginPulling(cudaStream_t computing);
+  kernels::cuda::Result Pull(const void* from, void* to, int64_t bytes, cudaStream_t computing);
+
+  // Lets go of what others have, once it has been pulled. Any thread, while nothing else is called.
   void Close();
 
  private:
@@ -62,7 +65,9 @@ class PeerGradients {
   int device_ = 0;
   bool out_of_reach_ = false;  // the same at all replicas
   std::deque<Met> met_;        // the same at all replicas, in the same order
-  kernels::cuda::Event read_;
+  kernels::cuda::Stream pulling_;
+  kernels::cuda::Event begun_;
+  kernels::cuda::Event pulled_;  // the last piece
 };
 
 }  // namespace lossd::engine
