@@ -24,11 +24,13 @@ show_tail() {
   printf -- '---\n' >&2
 }
 
-# Prints where a running step stands: in place on a terminal, otherwise a line every 20 seconds.
+# Prints where a running step stands: in place on a terminal, otherwise a line every 20 seconds. It waits without a process, which
+# would outlive it, and keep what the script has open.
 report_progress() {
-  local log=$1 title=$2 began=$SECONDS parent=$$ next=20 line
+  local log=$1 title=$2 began=$SECONDS parent=$$ next=20 line never
+  exec {never}<> <(:)
   while kill -0 "$parent" 2>/dev/null; do
-    sleep 1 >/dev/null 2>&1
+    read -r -t 1 -u "$never" line || true
     line=$(tail -n 1 "$log" 2>/dev/null | tr -d '\r' | cut -c1-60) || true
     if [[ -t 1 ]]; then
       printf '\r\033[K    %s: %d s  %s' "$title" $((SECONDS - began)) "$line"

@@ -55,6 +55,15 @@ for _ in 1 2; do  # the second time says that the first gave back what it held
   wait "$first"
 done
 
+# Steps are over with the script: who starts the next one at once may.
+program tools/setup.sh
+for tool in source_files.py check_includes.py check_text.py; do program "tools/$tool"; done
+./check.sh lint >"$scratch/output" 2>&1
+expect "steps that were made" "$(grep -c '^==> ' "$scratch/output")" 4
+status=0
+flock --nonblock build/logs true || status=$?
+expect "status of who takes the place of a check.sh that has ended" "$status" 0
+
 PATH=$scratch/clone/bin:$PATH tools/fuzz.sh a >"$scratch/output" 2>&1 &
 fuzz=$!
 await "$scratch/fuzzer"
