@@ -108,6 +108,10 @@ void ReplicaWatch::AddUnderWay(absl::Time now, ReplicaReport* report) const {
     if (report->waits_for.empty() && waited >= kPatience) {
       report->waits_for = HaveNotAnswered(missing, asked->phase_, waited);
     }
+    for (const size_t replica : missing) {
+      double& unanswered = report->replicas[replica].unanswered_seconds;
+      unanswered = std::max(unanswered, absl::ToDoubleSeconds(waited));
+    }
     if (!asked->first_.has_value()) continue;
     const double late = std::max(0.0, absl::ToDoubleSeconds(now - *asked->first_));
     for (const size_t replica : missing) {

@@ -39,6 +39,8 @@ struct ReplicaReport {
     // The same lately: a mean in which the last ones weigh most; or of what it has yet to answer, if that is
     // more.
     EachPhase<double> late_seconds{};
+    // For how long it has not answered what it was asked first; 0: it has answered all.
+    double unanswered_seconds = 0;
     uint64_t sessions_placed = 0;
   };
 

@@ -26,6 +26,12 @@ constexpr Metric kLate{"lossd_replica_late_seconds",
                        "The sum counts who has yet to answer, too.",
                        kHistogram,
                        {"replica", "phase"}};
+constexpr Metric kUnanswered{
+    "lossd_replica_unanswered_seconds",
+    "For how long each replica has not answered what it was asked first at the end of a window, 0 if it has "
+    "answered all; at replica 0.",
+    kGauge,
+    {"replica"}};
 constexpr Metric kPlaced{"lossd_replica_sessions_placed_total",
                          "Sessions that were opened at each replica; at replica 0.",
                          kCounter,
@@ -39,6 +45,10 @@ void CollectAnswers(const ReplicaReport& set, Exposition& out) {
     for (const ReplicaPhase phase : engine::kReplicaPhases) {
       out.Add({std::to_string(replica), Name(phase)}, set.replicas[replica].late[Index(phase)]);
     }
+  }
+  out.Begin(kUnanswered);
+  for (size_t replica = 0; replica < set.replicas.size(); ++replica) {
+    out.Add({std::to_string(replica)}, set.replicas[replica].unanswered_seconds);
   }
   out.Begin(kPlaced);
   for (size_t replica = 0; replica < set.replicas.size(); ++replica) {

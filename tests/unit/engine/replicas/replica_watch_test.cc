@@ -12,6 +12,7 @@ namespace lossd::engine::replica_watch_test {
 namespace {
 
 using ::testing::DoubleNear;
+using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr auto kSeal = static_cast<size_t>(ReplicaPhase::kSeal);
@@ -75,6 +76,24 @@ TEST(ReplicaWatch, NamesWhoDoesNotAnswer) {
   const ReplicaReport after = watch.Read(kAsked + absl::Seconds(50));
   EXPECT_EQ(after.WhyNot(), "");
   EXPECT_EQ(after.replicas[2].late[kSeal].sum(), 41);
+}
+
+TEST(ReplicaWatch, KnowsForHowLongAllWaitForEachOther) {
+  ReplicaWatch watch({.replica = 0, .replicas = 2});
+  const auto unanswered = [&watch](absl::Duration later) {
+    const ReplicaReport report = watch.Read(kAsked + later);
+    return std::vector<double>{report.replicas[0].unanswered_seconds, report.replicas[1].unanswered_seconds};
+  };
+  EXPECT_THAT(unanswered(absl::Seconds(9)), ElementsAre(0, 0));
+  const auto sum = watch.NoteAsked(ReplicaPhase::kSum, kAsked);
+  const auto seal = watch.NoteAsked(ReplicaPhase::kSeal, kAsked + absl::Seconds(30));  // of another head
+  EXPECT_THAT(unanswered(absl::Seconds(70)), ElementsAre(70, 70)) << "what was asked first";
+  watch.NoteAnswer(*sum, 1, ReplicaWatch::Answer::kDone, kAsked + absl::Seconds(75));
+  EXPECT_THAT(unanswered(absl::Seconds(80)), ElementsAre(80, 50));
+  for (const size_t replica : {0, 1}) {
+    watch.NoteAnswer(*seal, replica, ReplicaWatch::Answer::kDone, kAsked + absl::Seconds(81));
+  }
+  EXPECT_THAT(unanswered(absl::Seconds(90)), ElementsAre(90, 0));
 }
 
 TEST(ReplicaWatch, TheTimeThatOthersHaveWaitedForOneThatIsLostStays) {
