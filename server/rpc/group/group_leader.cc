@@ -112,8 +112,9 @@ class LeaderQuestions final : public RankQuestions {
  public:
   explicit LeaderQuestions(std::shared_ptr<GroupState> state) : state_(std::move(state)) {}
 
-  void Ask(int32_t rank, const std::string& name, std::string command, RankAnswered done) override {
-    state_->AskRank(rank, name, std::move(command), std::move(done));
+  void Ask(int32_t rank, const std::string& name, std::string command, Answers answers,
+           RankAnswered done) override {
+    state_->AskRank(rank, name, std::move(command), answers, std::move(done));
   }
 
  private:
@@ -124,7 +125,8 @@ class LeaderServer final : public GroupLeader {
  public:
   explicit LeaderServer(GroupLeaderOptions options)
       : state_(std::make_shared<GroupState>(WithEpoch(std::move(options.identity)), options.rank_timeout,
-                                            std::move(options.on_lost), std::move(options.on_drain))),
+                                            std::move(options.on_lost), std::move(options.on_drain),
+                                            std::move(options.on_late))),
         interval_(HeartbeatInterval(options.rank_timeout)),
         hello_timeout_(options.hello_timeout),
         calls_(options.calls),

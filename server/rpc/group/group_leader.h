@@ -39,6 +39,8 @@ struct GroupLeaderOptions {
   // When a rank first asks that the group end in order (GroupMember::RequestDrain), by the thread of its
   // stream, without a lock. May be null.
   std::function<void(int32_t rank)> on_drain = nullptr;
+  // May be null.
+  AnswerLate on_late = nullptr;
   // How long a connection may last of which nobody has said who it is.
   absl::Duration hello_timeout = absl::Seconds(10);
 };
@@ -51,7 +53,8 @@ class RankQuestions {
   // Does not wait. A rank takes what it is asked in this order (GroupMember::Answer), and may answer in any.
   // `done` is called once, by any thread and without a lock; with a loss if a rank, whichever, is lost
   // before, or the group has ended.
-  virtual void Ask(int32_t rank, const std::string& name, std::string command, RankAnswered done) = 0;
+  virtual void Ask(int32_t rank, const std::string& name, std::string command, Answers answers,
+                   RankAnswered done) = 0;
 };
 
 // Thread-safe. Heartbeats go out and are expected from the start to the end, in a thread of its own.

@@ -90,11 +90,12 @@ bool GroupState::Question::answered() const {
 }
 
 GroupState::GroupState(GroupIdentity identity, absl::Duration rank_timeout, RankLost on_lost,
-                       DrainAsked on_drain)
+                       DrainAsked on_drain, AnswerLate on_late)
     : identity_(std::move(identity)),
       rank_timeout_(rank_timeout),
       on_lost_(std::move(on_lost)),
       on_drain_(std::move(on_drain)),
+      on_late_(std::move(on_late)),
       members_(static_cast<size_t>(identity_.ranks)) {}
 
 // Joining and leaving
@@ -178,6 +179,7 @@ void GroupState::TellLost(int32_t rank, const std::string& why) {
 void GroupState::Beat() {
   int32_t lost = 0;
   std::string why;
+  Unanswered unanswered;
   {
     const engine::MutexLock lock(mutex_);
     auto heartbeat = std::make_shared<LeaderMessage>();
@@ -189,8 +191,34 @@ void GroupState::Beat() {
       lost = rank;
       why = missed;
     }
+    unanswered = AgeAsked();
+    if (unanswered.lost.has_value()) {
+      const std::string did_not = absl::StrCat("it did not answer ", unanswered.lost->command, " for ",
+                                               absl::FormatDuration(PatienceWithAnswers(rank_timeout_)));
+      if (Lose(unanswered.lost->rank, did_not)) {
+        lost = unanswered.lost->rank;
+        why = did_not;
+      }
+    }
+  }
+  for (const Late& late : unanswered.late) {
+    if (on_late_ != nullptr) on_late_(late.rank, late.command, PatienceWithCommands(rank_timeout_));
   }
   if (lost > 0) TellLost(lost, why);
+}
+
+GroupState::Unanswered GroupState::AgeAsked() {
+  const absl::Duration interval = HeartbeatInterval(rank_timeout_);
+  Unanswered unanswered;
+  for (auto& [number, asked] : asked_) {
+    const absl::Duration age = ++asked.age * interval;
+    const absl::Duration before = age - interval;
+    const auto reaches = [&](absl::Duration bound) { return before < bound && age >= bound; };
+    if (reaches(PatienceWithCommands(rank_timeout_))) unanswered.late.push_back({asked.rank, asked.name});
+    if (asked.answers != Answers::kSoon || age < PatienceWithAnswers(rank_timeout_)) continue;
+    if (!unanswered.lost.has_value()) unanswered.lost = Late{asked.rank, asked.name};
+  }
+  return unanswered;
 }
 
 std::string GroupState::Missed(Member& member) const {
@@ -262,7 +290,8 @@ void GroupState::SendTo(int32_t rank, const engine::GroupCommand& command) {
   member.stream->Write(std::move(message));
 }
 
-void GroupState::AskRank(int32_t rank, const std::string& name, std::string command, RankAnswered done) {
+void GroupState::AskRank(int32_t rank, const std::string& name, std::string command, Answers answers,
+                         RankAnswered done) {
   auto message = std::make_shared<LeaderMessage>();
   message->mutable_command()->set_command(std::move(command));
   message->mutable_command()->set_name(name);
@@ -272,7 +301,7 @@ void GroupState::AskRank(int32_t rank, const std::string& name, std::string comm
     over = over_;
     if (over.ok()) {
       message->mutable_command()->set_number(++last_command_);
-      asked_[last_command_] = {rank, std::move(done)};
+      asked_[last_command_] = {.rank = rank, .name = name, .answers = answers, .done = std::move(done)};
       const Member& member = members_[static_cast<size_t>(rank)];
       if (member.stream != nullptr) member.stream->Write(std::move(message));
       return;

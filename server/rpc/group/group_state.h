@@ -50,6 +50,12 @@ using RankLost = std::function<void(int32_t rank, const std::string& why)>;
 // What a rank has replied to a command: data, or the error that it came to. If `lost` is not ok a rank was
 // lost before, and whether the command was executed is not known.
 using RankAnswered = std::function<void(const absl::Status& lost, const absl::StatusOr<std::string>& data)>;
+// By when a rank is to have answered what it is asked alone. kSoon: it waits for no device and for no other
+// rank, and whoever does not answer it within PatienceWithAnswers() is lost. kWhenDone: there is no saying.
+enum class Answers { kSoon, kWhenDone };
+// Told once of each command that a rank has not answered for PatienceWithCommands(), by the thread of
+// heartbeats, without a lock.
+using AnswerLate = std::function<void(int32_t rank, const std::string& command, absl::Duration age)>;
 // Told once, when a rank first asks for it, by the thread of its stream, without a lock.
 using DrainAsked = std::function<void(int32_t rank)>;
 
@@ -57,9 +63,9 @@ using DrainAsked = std::function<void(int32_t rank)>;
 // late and changes nothing, and the streams of all ranks are cancelled.
 class GroupState {
  public:
-  // Both may be null.
+  // All may be null.
   GroupState(GroupIdentity identity, absl::Duration rank_timeout, RankLost on_lost,
-             DrainAsked on_drain = nullptr);
+             DrainAsked on_drain = nullptr, AnswerLate on_late = nullptr);
 
   // Streams call these. A rank that has joined is welcomed, and counts as lost when it leaves before End().
   // The errors are group.proto's.
@@ -69,8 +75,8 @@ class GroupState {
   absl::Status Take(int32_t rank, const group::v1::MemberMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
   void Leave(int32_t rank, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Sends heartbeats, and looks for ranks that have been silent, or have taken nothing, for too long. Every
-  // HeartbeatInterval().
+  // Sends heartbeats, and looks for ranks that have been silent, have taken nothing, or have not answered
+  // what is answered soon, for too long. Every HeartbeatInterval().
   void Beat() ABSL_LOCKS_EXCLUDED(mutex_);
 
   int32_t ranks() const { return identity_.ranks; }
@@ -85,7 +91,7 @@ class GroupState {
   absl::Status Ask(const engine::GroupCommand& command) ABSL_LOCKS_EXCLUDED(mutex_);
   void SendTo(int32_t rank, const engine::GroupCommand& command) ABSL_LOCKS_EXCLUDED(mutex_);
   // RankQuestions'.
-  void AskRank(int32_t rank, const std::string& name, std::string command, RankAnswered done)
+  void AskRank(int32_t rank, const std::string& name, std::string command, Answers answers, RankAnswered done)
       ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<engine::AnsweredChunk> TakeAnswered() ABSL_LOCKS_EXCLUDED(answered_mutex_);
   // Does not wait for the lock: the device's loop asks all the time.
@@ -141,6 +147,16 @@ class GroupState {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Why the member is to be given up at this heartbeat; empty if it is not.
   std::string Missed(Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What waits for an answer is one heartbeat older.
+  struct Late {
+    int32_t rank = 0;
+    std::string command;
+  };
+  struct Unanswered {
+    std::vector<Late> late;    // those that have become so now
+    std::optional<Late> lost;  // whose rank is to be given up
+  };
+  Unanswered AgeAsked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeReport(int32_t rank, const group::v1::Report& report)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // To every rank that is there.
@@ -163,6 +179,7 @@ class GroupState {
   const absl::Duration rank_timeout_;
   const RankLost on_lost_;
   const DrainAsked on_drain_;
+  const AnswerLate on_late_;
 
   std::atomic<uint64_t> batches_applied_ = 0;  // the fewest of any member
 
@@ -174,7 +191,10 @@ class GroupState {
   std::map<uint64_t, Question> questions_ ABSL_GUARDED_BY(mutex_);
   struct Asked {
     int32_t rank = 0;
+    std::string name;
+    Answers answers = Answers::kWhenDone;
     RankAnswered done;
+    int64_t age = 0;  // heartbeats of ours since it was asked
   };
   std::map<uint64_t, Asked> asked_ ABSL_GUARDED_BY(mutex_);  // by AskRank, by number
   uint64_t last_command_ ABSL_GUARDED_BY(mutex_) = 0;

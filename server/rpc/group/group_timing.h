@@ -25,6 +25,12 @@ inline int64_t HeartbeatsToLoss(absl::Duration rank_timeout) {
 // slow device.
 inline absl::Duration PatienceWithCommands(absl::Duration rank_timeout) { return 6 * rank_timeout; }
 
+// A rank that does not answer within this what takes it no time, or that of taking memory, is stuck, though
+// it says that it is there.
+inline absl::Duration PatienceWithAnswers(absl::Duration rank_timeout) {
+  return std::max(PatienceWithCommands(rank_timeout), absl::Minutes(5));
+}
+
 // For ever is a year.
 inline std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout) {
   const absl::Duration some = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(24 * 365));

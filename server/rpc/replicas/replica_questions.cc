@@ -16,13 +16,20 @@ absl::Status OfReplica(int32_t replica, const absl::Status& status) {
   return error;
 }
 
+// What waits neither for a device nor for another replica. A head takes memory, which is set to zero.
+Answers AnswersTo(const group::v1::ReplicaCommand& command) {
+  const bool soon = command.has_find_session() || command.has_open_session() || command.has_close_session() ||
+                    command.has_describe() || command.has_create();
+  return soon ? Answers::kSoon : Answers::kWhenDone;
+}
+
 }  // namespace
 
 void AskReplica(RankQuestions& questions, int32_t replica, const char* name,
                 const group::v1::ReplicaCommand& command,
                 std::function<void(const absl::StatusOr<std::string>&)> done) {
   questions.Ask(
-      replica, name, command.SerializeAsString(),
+      replica, name, command.SerializeAsString(), AnswersTo(command),
       [replica, done = std::move(done)](const absl::Status& lost, const absl::StatusOr<std::string>& data) {
         if (!lost.ok()) return done(engine::ReplicaLost(lost.message()));
         if (data.ok()) return done(data);

@@ -70,6 +70,11 @@ engine::ReplicaNetwork NetworkOf(const ReplicaSetOptions& options) {
           .connect_timeout = absl::ToChronoMilliseconds(connecting)};
 }
 
+void LogLate(int32_t replica, const std::string& command, absl::Duration age) {
+  Log(LogLevel::kWarning, "a replica has not answered",
+      {{"replica", replica}, {"command", command}, {"seconds", absl::ToDoubleSeconds(age)}});
+}
+
 // It has ended the epoch in order, since it has heard of a loss or leaves itself.
 absl::Status CoordinatorLeft() { return absl::UnavailableError("replica 0 has left"); }
 
@@ -300,6 +305,7 @@ class MeetingReplica final : public ReplicaSet {
   // What takes long or waits for others: at the coordinator writes, elsewhere what it asks for but the ends
   // of windows.
   std::optional<WorkerPool> work_{1};
+  std::optional<WorkerPool> about_sessions_{1};  // what it asks for about sessions: it is answered soon
   std::thread thread_;
 };
 
@@ -318,6 +324,7 @@ MeetingReplica::~MeetingReplica() {
   if (!thread_.joinable()) return;
   thread_.join();
   work_.reset();
+  about_sessions_.reset();
   TellAllWaiting(absl::UnavailableError("this replica leaves"));
 }
 
@@ -391,7 +398,8 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
                           .rank_timeout = options_.replica_timeout,
                           .services = {&passes_},
                           .calls = kCallsOfAReplica,
-                          .on_lost = lost});
+                          .on_lost = lost,
+                          .on_late = LogLate});
   if (!leader.ok()) return leader.status();
   const Interruptible interruptible(*meeting, [&leader] { (*leader)->End(); });
   for (;;) {
@@ -545,7 +553,7 @@ void MeetingReplica::Take(const std::string& command, GroupMember::Reply reply,
   if (IsHeadCommand(*parsed)) {
     work_->Run([this, parsed, reply = std::move(reply)] { reply(DoHeadCommand(*engine_, *parsed)); });
   } else if (SessionRouter::Takes(*parsed)) {
-    work_->Run([this, parsed, reply = std::move(reply)] { reply(sessions_.Do(*parsed)); });
+    about_sessions_->Run([this, parsed, reply = std::move(reply)] { reply(sessions_.Do(*parsed)); });
   } else if (parsed->has_drains()) {
     HearOfDrain(parsed->drains(), std::move(reply));
   } else {
@@ -555,9 +563,11 @@ void MeetingReplica::Take(const std::string& command, GroupMember::Reply reply,
 }
 
 void MeetingReplica::AwaitQuiet() {
-  std::promise<void> reached;
-  work_->Run([&reached] { reached.set_value(); });
-  reached.get_future().wait();
+  for (std::optional<WorkerPool>* pool : {&work_, &about_sessions_}) {
+    std::promise<void> reached;
+    (*pool)->Run([&reached] { reached.set_value(); });
+    reached.get_future().wait();
+  }
   engine_->AwaitExchanges();
 }
 

@@ -5,9 +5,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <random>
+#include <string>
 #include <thread>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "server/rpc/group/group_timing.h"
 #include "server/rpc/group/message_queue.h"
 #include "tests/unit/rpc/group_ranks.h"
 
@@ -224,6 +229,86 @@ TEST(GroupState, WhatComesLateChangesNothing) {
   EXPECT_EQ(drains, 0);
   EXPECT_EQ(state.Join(HelloOf(2), std::make_shared<SilentRank>()).code(), absl::StatusCode::kUnavailable)
       << "so that it comes again, to the next epoch";
+}
+
+// Rank 1 of two lives, and answers what the test has it answer.
+class AskedRank {
+ public:
+  void Ask(const std::string& command, Answers answers) {
+    state_.AskRank(1, command, "", answers, [this, command](const absl::Status& lost, const auto& data) {
+      told_[command] = lost.ok() ? data.status() : lost;
+    });
+  }
+  void Answer(uint64_t number) {
+    group::v1::MemberMessage message;
+    message.mutable_reply()->set_number(number);
+    EXPECT_EQ(state_.Take(1, message), absl::OkStatus());
+  }
+  void LiveFor(absl::Duration time) {
+    group::v1::MemberMessage heartbeat;
+    heartbeat.mutable_heartbeat();
+    for (; time > absl::ZeroDuration(); time -= HeartbeatInterval(kTimeout)) {
+      EXPECT_EQ(state_.Take(1, heartbeat), absl::OkStatus());
+      state_.Beat();
+    }
+  }
+  // What each command came to so far.
+  const std::map<std::string, absl::Status>& told() const { return told_; }
+  const std::vector<std::string>& late() const { return late_; }
+  const std::string& lost() const { return lost_; }
+
+  static constexpr absl::Duration kTimeout = absl::Seconds(10);
+
+ private:
+  std::map<std::string, absl::Status> told_;
+  std::vector<std::string> late_;
+  std::string lost_;
+  GroupState state_{
+      GroupIdentity{.epoch = 1, .ranks = 2, .version = {}, .device_kind = {}, .member = "replica"}, kTimeout,
+      [this](int32_t rank, const std::string& why) { lost_ = absl::StrCat(rank, ": ", why); }, nullptr,
+      [this](int32_t rank, const std::string& command, absl::Duration age) {
+        late_.push_back(absl::StrCat(rank, ": ", command, " ", absl::FormatDuration(age)));
+      }};
+  const absl::Status joined_ = [this] {
+    group::v1::Hello hello = HelloOf(1);
+    hello.set_ranks(2);
+    return state_.Join(hello, std::make_shared<SilentRank>());
+  }();
+};
+
+TEST(GroupState, WhoLivesAndDoesNotAnswerWhatIsAnsweredSoonIsLost) {
+  AskedRank rank;
+  rank.LiveFor(absl::Minutes(10));
+  rank.Ask("FindSession", Answers::kSoon);
+  rank.LiveFor(absl::Minutes(4));
+  EXPECT_EQ(rank.lost(), "");
+  EXPECT_TRUE(rank.told().empty()) << "it may yet answer";
+  rank.LiveFor(absl::Minutes(1));
+  EXPECT_EQ(rank.lost(), "1: it did not answer FindSession for 5m");
+  EXPECT_EQ(rank.told().at("FindSession"),
+            absl::UnavailableError("replica 1 was lost: it did not answer FindSession for 5m"));
+}
+
+TEST(GroupState, WhatMayTakeLongIsNamedOnceAndWaitedFor) {
+  AskedRank rank;
+  rank.Ask("StepWindow", Answers::kWhenDone);
+  rank.LiveFor(absl::Seconds(59));
+  EXPECT_TRUE(rank.late().empty());
+  rank.LiveFor(absl::Hours(1));
+  EXPECT_EQ(rank.late(), std::vector<std::string>{"1: StepWindow 1m"});
+  EXPECT_EQ(rank.lost(), "");
+  rank.Answer(1);
+  EXPECT_EQ(rank.told().at("StepWindow"), absl::OkStatus());
+}
+
+TEST(GroupState, WhoAnswersEachInTimeIsNotLost) {
+  AskedRank rank;
+  for (uint64_t number = 1; number <= 10; ++number) {
+    rank.Ask("FindSession", Answers::kSoon);
+    rank.LiveFor(absl::Minutes(4));
+    rank.Answer(number);
+  }
+  EXPECT_EQ(rank.lost(), "");
 }
 
 TEST(MessageQueue, GivesOneMessageAtATime) {

@@ -3,6 +3,7 @@
 #include "server/rpc/replicas/joint_heads.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -107,6 +108,39 @@ TEST_P(JointHeadsTest, AWriteThatIsNotWholeIsPublishedNowhere) {
   for (int32_t replica = 0; replica < GetParam().replicas; ++replica) {
     EXPECT_EQ(set.servers().at(replica).Weights(), before);
   }
+}
+
+// Neither waits for the other at a replica: what is answered soon is not behind what takes long.
+TEST_P(JointHeadsTest, AHeadIsCreatedWhileASessionIsOpened) {
+  SetUnderTest set(GetParam());
+  set.MeetAll();
+  set.servers().at(0).Compute(7, 3);  // the next session is somewhere else
+  std::promise<void> asked;
+  std::promise<void> let_go;
+  const auto nobody = grpc::CreateChannel("unix:/nobody", grpc::InsecureChannelCredentials());
+  for (int32_t replica = 0; replica < GetParam().replicas; ++replica) {
+    set.set(replica).Serve({.open =
+                                [&](const v1::OpenSessionRequest& /*request*/, v1::OpenSessionResponse*) {
+                                  asked.set_value();
+                                  let_go.get_future().wait();
+                                  return absl::OkStatus();
+                                },
+                            .close = nullptr},
+                           nobody);
+  }
+  v1::OpenSessionRequest request;
+  request.set_head("h");
+  std::promise<grpc::Status> opened;
+  set.set(0).sessions().OpenSession(
+      grpc::CallbackServerContext(), request,
+      [&opened](const grpc::Status& status, const v1::OpenSessionResponse&) { opened.set_value(status); });
+  asked.get_future().wait();
+  HeadConfig config = ReplicaServers::AdamWHead();
+  config.name = "other";
+  EXPECT_TRUE(set.servers().at(0).engine().CreateHead(config).ok());
+  let_go.set_value();
+  EXPECT_TRUE(opened.get_future().get().ok());
+  for (int32_t replica = 0; replica < GetParam().replicas; ++replica) set.set(replica).StopServing();
 }
 
 TEST_P(JointHeadsTest, AHeadIsAtAllOrAtNone) {
