@@ -515,11 +515,21 @@ class RemoteHead(ProxyHolder):
 
     # Checkpoints
 
-    def save_checkpoint(self, tag: str) -> Any:
+    def save_checkpoint(self, tag: str, *, marks: Sequence[str] | None = None) -> Any:
         """Everything the server has of the head (weights, optimizer, window) under `tag`, which the trainer writes
         into its own checkpoint. Needs a server with --checkpoint_dir. Collective with a group. Returns a
-        SavedCheckpoint."""
-        return first_rank_does(lambda: self.head.save_checkpoint(tag), self.group)
+        SavedCheckpoint.
+
+        marks: as Head.save_checkpoint has them; None stands for those that a step would name, of all ranks. So the
+        window that is saved has what they have added and nothing else, or nothing is saved: WindowLostError says that
+        a part of it was lost, with a replica for instance. With () it is whatever the window has."""
+        if self.frozen or marks is not None:
+            return first_rank_does(lambda: self.head.save_checkpoint(tag, marks=marks or ()), self.group)
+
+        def save(of_all: list[str] | None) -> Any:
+            return self.head.save_checkpoint(tag, marks=self.head.marks() if of_all is None else of_all)
+
+        return self._window.collectively(save)
 
     def restore_checkpoint(self, tag: str = "") -> Any:
         """Takes the head back to `tag` (the newest, if empty), and drops what was in that checkpoint's window: a

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from glue_support import Restartable, batch, weights_of
+import torch.distributed as dist
+from glue_support import Ranks, Restartable, batch, weights_of
 
 import lossd
 from lossd.torch import linear_cross_entropy
@@ -130,6 +131,42 @@ def test_a_killed_server_comes_back_as_it_was_saved(restartable: Restartable, he
     optimizer.step()
     local.step(1)
     local.check(head)
+
+
+def test_a_save_has_what_the_trainer_has_added_and_nothing_else(restartable: Restartable, head: RemoteHead) -> None:
+    optimizer = RemoteOptimizer(head, lr=0.05)
+    head.save_checkpoint("before")
+    backward(head, 0)
+    assert head.save_checkpoint("in-the-window").info.window_tokens == batch(0)[1].numel()
+    optimizer.step()
+    head.save_checkpoint("between")
+    backward(head, 1)
+    with lossd.connect(restartable.target) as client:
+        hidden, target = batch(2)
+        with client.head(head.name).open_session() as another:
+            another.compute(hidden.numpy(), target.numpy())
+        with pytest.raises(lossd.FailedPreconditionError):
+            head.save_checkpoint("with-more")
+        assert head.save_checkpoint("with-more", marks=()).info.window_tokens == 2 * target.numel()
+        marks = head.head.marks() + client.head(head.name).marks()
+        assert head.save_checkpoint("with-all", marks=marks).info.window_tokens == 2 * target.numel()
+    restartable.end(signal.SIGKILL)
+    restartable.start()
+    with pytest.raises((lossd.WindowLostError, lossd.NotFoundError)):
+        head.save_checkpoint("lost")
+
+
+def saved_by(rank: int, group: dist.ProcessGroup, server: str, name: str) -> int:
+    head = RemoteHead(lossd.connect(server).head(name), group=group)
+    backward(head, rank)
+    saved = head.save_checkpoint("of-all")
+    head.close()
+    return int(saved.info.window_tokens)
+
+
+def test_ranks_save_what_all_of_them_have_added(ranks: Ranks, restartable: Restartable, head: RemoteHead) -> None:
+    tokens = sum(batch(seed)[1].numel() for seed in (0, 1))
+    assert ranks.run(saved_by, restartable.target, head.name) == [tokens, tokens]
 
 
 def test_a_head_goes_back_to_a_checkpoint(restartable: Restartable, head: RemoteHead) -> None:
