@@ -30,6 +30,8 @@ constexpr int kMostMetadataBytes = 16 << 10;
 constexpr size_t kMostHelloBytes = 64 << 10;
 // Calls that have shown the token and not yet said hello.
 constexpr size_t kMostInLobby = 64;
+// Threads of calls that are about to be refused, or to end, and those that wait for the next one.
+constexpr int kMoreThreads = 16;
 
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1, 1 << 30));
@@ -175,6 +177,11 @@ void LeaderServer::Limit(grpc::ServerBuilder& builder) const {
   builder.SetOption(std::make_unique<NoPlugins>());
   // gRPC's own, which the process may have enabled for another server.
   builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
+  // Each call of Join has a thread, also one that was reset before it had begun. Who finds none is told
+  // RESOURCE_EXHAUSTED, and a rank tries again.
+  grpc::ResourceQuota threads("control");
+  threads.SetMaxThreads(state_->ranks() + static_cast<int>(kMostInLobby) + kMoreThreads);
+  builder.SetResourceQuota(threads);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMostMetadataBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, calls_);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(hello_timeout_));

@@ -625,5 +625,29 @@ TEST(GroupControl, ARendezvousThatNobodyElseComesToNamesWhoIsMissing) {
   EXPECT_THAT(two_of_three.message(), HasSubstr("rank 2"));
 }
 
+// One call of each at a time has a thread; who is at the door has another.
+TEST(GroupControl, AsManyRanksJoinAsAnySetHas) {
+  constexpr int32_t kRanks = 1024;
+  GroupUnderTest group(kRanks);
+  const auto leader = group.Lead();
+  struct Joined {
+    std::unique_ptr<group::v1::GroupService::Stub> stub;
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<group::v1::MemberMessage, group::v1::LeaderMessage>> stream;
+  };
+  std::vector<std::unique_ptr<Joined>> joined;
+  for (int32_t rank = 1; rank < kRanks; ++rank) {
+    Joined& one = *joined.emplace_back(std::make_unique<Joined>());
+    one.stub = group.Stub();
+    ShowToken(group.credentials(), &one.context);
+    one.stream = one.stub->Join(&one.context);
+    group::v1::LeaderMessage welcome;
+    ASSERT_TRUE(one.stream->Write(group.Hello(rank)) && one.stream->Read(&welcome)) << "rank " << rank;
+  }
+  EXPECT_EQ(leader->AwaitRanks(absl::Minutes(5)), absl::OkStatus());
+  for (const auto& one : joined) one->context.TryCancel();
+  for (const auto& one : joined) (void)one->stream->Finish();
+}
+
 }  // namespace
 }  // namespace lossd::rpc::group_control_test
