@@ -145,6 +145,7 @@ class LeaderServer final : public GroupLeader {
   absl::Status AwaitRanks(absl::Duration timeout) override { return state_->AwaitRanks(timeout); }
   absl::Status AwaitReports(absl::Duration timeout) override { return state_->AwaitReports(timeout); }
   kernels::collectives::Rendezvous& rendezvous() override { return rendezvous_; }
+  AwaitedOffers Awaited() override { return state_->Awaited(); }
   std::vector<RankLanes> Lanes() override { return state_->Lanes(); }
   std::shared_ptr<RankQuestions> Questions() override { return std::make_shared<LeaderQuestions>(state_); }
   std::unique_ptr<engine::RankChannel> Channel() override { return std::make_unique<LeaderChannel>(state_); }

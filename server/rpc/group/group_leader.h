@@ -77,6 +77,8 @@ class GroupLeader {
   virtual std::vector<RankLanes> Lanes() = 0;
   // The leader's own; lives as long as this. It fails with kPeerLost once a rank is lost.
   virtual kernels::collectives::Rendezvous& rendezvous() = 0;
+  // What a thread that is in it waits for. Any thread.
+  virtual AwaitedOffers Awaited() = 0;
   // To one rank; may outlive this.
   virtual std::shared_ptr<RankQuestions> Questions() = 0;
   // To all ranks; may outlive this, and then sends nothing. Once a rank is lost, Send drops its command and

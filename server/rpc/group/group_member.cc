@@ -158,7 +158,7 @@ class JoinedMember final : public GroupMember {
 
 absl::Status JoinedMember::Open(const GroupMemberOptions& options, Clock::time_point deadline) {
   stream_ = std::make_shared<LeaderStream>(
-      stub_.get(), options.rank_timeout,
+      stub_.get(), options.identity.member, options.rank_timeout,
       LeaderStream::Events{options.on_lost, options.on_end, options.on_serving});
   absl::Status opened = stream_->Open(options.credentials, HelloOf(options), deadline);
   if (!opened.ok()) return opened;

@@ -394,7 +394,8 @@ absl::Status GroupState::TakeReply(int32_t rank, const group::v1::Reply& reply) 
   if (question == questions_.end() || question->second.replies[static_cast<size_t>(rank)].has_value()) {
     return absl::InternalError(absl::StrCat("nobody waits for a reply to command ", reply.number()));
   }
-  question->second.replies[static_cast<size_t>(rank)] = StatusOf(reply, absl::StrCat("rank ", rank, ": "));
+  question->second.replies[static_cast<size_t>(rank)] =
+      StatusOf(reply, absl::StrCat(identity_.member, " ", rank, ": "));
   changed_.NotifyAll();
   return absl::OkStatus();
 }
@@ -482,6 +483,19 @@ absl::Status GroupState::TakeOffer(int32_t rank, const group::v1::Offer& offer) 
   return absl::OkStatus();
 }
 
+Result GroupState::AwaitOffers(const Round& round, Clock::time_point deadline) {
+  for (;;) {
+    const std::vector<int32_t> missing = round.Missing();
+    if (missing.empty()) return {};
+    if (!over_.ok()) return {Code::kPeerLost, std::string(over_.message())};
+    if (Clock::now() >= deadline) {
+      return {Code::kTimeout,
+              absl::StrCat("rendezvous: ", RankList(missing, identity_.member), " did not come in time")};
+    }
+    changed_.WaitUntil(mutex_, deadline);
+  }
+}
+
 Result GroupState::AllGather(std::string own, std::chrono::milliseconds timeout,
                              std::vector<std::string>* all) {
   const Clock::time_point deadline = DeadlineAfter(absl::FromChrono(timeout));
@@ -495,19 +509,20 @@ Result GroupState::AllGather(std::string own, std::chrono::milliseconds timeout,
     return {Code::kFailed, std::string(status.message())};
   }
   Round& round = rounds_[number];
-  for (;;) {
-    const std::vector<int32_t> missing = round.Missing();
-    if (missing.empty()) break;
-    if (!over_.ok()) return {Code::kPeerLost, std::string(over_.message())};
-    if (Clock::now() >= deadline) {
-      return {Code::kTimeout, absl::StrCat("rendezvous: ", RankList(missing), " did not come in time")};
-    }
-    changed_.WaitUntil(mutex_, deadline);
-  }
+  own_round_since_ = Clock::now();
+  const Result awaited = AwaitOffers(round, deadline);
+  own_round_since_.reset();
+  if (!awaited.ok()) return awaited;
   all->clear();
   for (auto& data : round.offers) all->push_back(*std::move(data));
   rounds_.erase(number);
   return {};
+}
+
+AwaitedOffers GroupState::Awaited() {
+  const engine::MutexLock lock(mutex_);
+  if (!own_round_since_.has_value()) return {};
+  return {.ranks = rounds_[own_round_].Missing(), .time = absl::FromChrono(Clock::now() - *own_round_since_)};
 }
 
 // The end

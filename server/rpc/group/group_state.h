@@ -59,6 +59,12 @@ using AnswerLate = std::function<void(int32_t rank, const std::string& command, 
 // Told once, when a rank first asks for it, by the thread of its stream, without a lock.
 using DrainAsked = std::function<void(int32_t rank)>;
 
+// Whose offers the leader's AllGather waits for, and for how long; none if it does not wait.
+struct AwaitedOffers {
+  std::vector<int32_t> ranks = {};
+  absl::Duration time = absl::ZeroDuration();
+};
+
 // Thread-safe. A group loses a rank once: from then on commands are dropped, what waits fails, what comes is
 // late and changes nothing, and the streams of all ranks are cancelled.
 class GroupState {
@@ -100,6 +106,7 @@ class GroupState {
   // Rendezvous's, for the leader itself.
   kernels::collectives::Result AllGather(std::string own, std::chrono::milliseconds timeout,
                                          std::vector<std::string>* all) ABSL_LOCKS_EXCLUDED(mutex_);
+  AwaitedOffers Awaited() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Tells every rank, if it is news.
   void SetServing(bool ready) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -173,6 +180,8 @@ class GroupState {
   // Waits until `is_there` says so of all ranks but the leader. `what` is what the others have not done.
   using IsThere = bool (*)(const Member& member);
   absl::Status Await(absl::Duration timeout, IsThere is_there, const char* what) ABSL_LOCKS_EXCLUDED(mutex_);
+  kernels::collectives::Result AwaitOffers(const Round& round, Clock::time_point deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Round& RoundOf(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const GroupIdentity identity_;
@@ -188,6 +197,7 @@ class GroupState {
   std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);  // by rank; that of the leader stays empty
   std::map<int64_t, Round> rounds_ ABSL_GUARDED_BY(mutex_);
   int64_t own_round_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<Clock::time_point> own_round_since_ ABSL_GUARDED_BY(mutex_);  // while the leader waits in it
   std::map<uint64_t, Question> questions_ ABSL_GUARDED_BY(mutex_);
   struct Asked {
     int32_t rank = 0;

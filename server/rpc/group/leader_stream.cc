@@ -13,8 +13,9 @@ using group::v1::MemberMessage;
 using kernels::collectives::Code;
 using kernels::collectives::Result;
 
-LeaderStream::LeaderStream(group::v1::GroupService::Stub* stub, absl::Duration rank_timeout, Events events)
-    : stub_(stub), rank_timeout_(rank_timeout), events_(std::move(events)) {}
+LeaderStream::LeaderStream(group::v1::GroupService::Stub* stub, std::string member,
+                           absl::Duration rank_timeout, Events events)
+    : stub_(stub), member_(std::move(member)), rank_timeout_(rank_timeout), events_(std::move(events)) {}
 
 LeaderStream::~LeaderStream() {
   const engine::MutexLock lock(mutex_);
@@ -63,7 +64,7 @@ void LeaderStream::OnDone(const grpc::Status& status) {
 
 bool LeaderStream::Lose(const std::string& why) {
   if (!lost_.ok()) return false;
-  lost_ = absl::UnavailableError(absl::StrCat("the leader (rank 0) was lost: ", why));
+  lost_ = absl::UnavailableError(absl::StrCat("the leader (", member_, " 0) was lost: ", why));
   changed_.NotifyAll();
   return true;
 }
@@ -265,8 +266,8 @@ Serving LeaderStream::serving() {
 // Rendezvous
 
 std::string LeaderStream::WhoIsMissing() const {
-  if (waiting_.round() != round_) return "rank 0";
-  return RankList({waiting_.missing().begin(), waiting_.missing().end()});
+  if (waiting_.round() != round_) return absl::StrCat(member_, " 0");
+  return RankList({waiting_.missing().begin(), waiting_.missing().end()}, member_);
 }
 
 Result LeaderStream::AllGather(std::string own, std::chrono::milliseconds timeout,

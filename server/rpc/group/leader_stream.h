@@ -41,7 +41,9 @@ class LeaderStream final
     Ended on_end;
     ServingChanged on_serving;
   };
-  LeaderStream(group::v1::GroupService::Stub* stub, absl::Duration rank_timeout, Events events);
+  // `member` is what messages call a rank (GroupIdentity).
+  LeaderStream(group::v1::GroupService::Stub* stub, std::string member, absl::Duration rank_timeout,
+               Events events);
   ~LeaderStream() override;
 
   // Shows the token, says hello and waits for the welcome. Otherwise what the leader refused it with,
@@ -99,6 +101,7 @@ class LeaderStream final
   std::string WhoIsMissing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   group::v1::GroupService::Stub* const stub_;
+  const std::string member_;
   const absl::Duration rank_timeout_;
   const Events events_;
   grpc::ClientContext context_;

@@ -1,6 +1,7 @@
 #include "server/rpc/replicas/replica_set.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -14,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "kernels/collectives/rendezvous.h"
 #include "lossd/group/v1/replica.pb.h"
@@ -25,6 +27,7 @@
 #include "server/rpc/group/group_leader.h"
 #include "server/rpc/group/group_member.h"
 #include "server/rpc/group/group_timing.h"
+#include "server/rpc/group/ticker.h"
 #include "server/rpc/replicas/head_commands.h"
 #include "server/rpc/replicas/joint_heads.h"
 #include "server/rpc/replicas/part_commands.h"
@@ -50,6 +53,8 @@ constexpr absl::Duration kLongPause = absl::Seconds(1);
 constexpr absl::Duration kSearch = absl::Seconds(1);
 // How often one that waits for others looks whether it is to end.
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
+// How often it is looked whether others keep from agreeing who has joined, and is told so.
+constexpr absl::Duration kLookWhoAgrees = absl::Milliseconds(500);
 // Who stops all servers does not reach them at the same moment.
 constexpr absl::Duration kToldTogether = absl::Seconds(5);
 // Calls of clients that a replica passes on at a time.
@@ -73,6 +78,17 @@ engine::ReplicaNetwork NetworkOf(const ReplicaSetOptions& options) {
 void LogLate(int32_t replica, const std::string& command, absl::Duration age) {
   Log(LogLevel::kWarning, "a replica has not answered",
       {{"replica", replica}, {"command", command}, {"seconds", absl::ToDoubleSeconds(age)}});
+}
+
+// What is told while those that have all joined agree on what there is, once it takes long; `said` is what
+// those have yet to say whom the coordinator waits for.
+absl::Status StillAgreeing(const AwaitedOffers& awaited, const std::string& said) {
+  if (awaited.ranks.empty()) {
+    return absl::UnavailableError("all replicas have joined, and have been settling what there is");
+  }
+  return absl::UnavailableError(
+      absl::StrCat(RankList(awaited.ranks, "replica"), awaited.ranks.size() == 1 ? " has" : " have",
+                   " joined, but", awaited.ranks.size() == 1 ? " has" : " have", " not said ", said));
 }
 
 // It has ended the epoch in order, since it has heard of a loss or leaves itself.
@@ -241,6 +257,8 @@ class MeetingReplica final : public ReplicaSet {
   // One epoch, with why it has ended.
   absl::Status Coordinate(const std::shared_ptr<Meeting>& meeting);
   absl::Status Follow(const std::shared_ptr<Meeting>& meeting);
+  // Says who keeps those from agreeing that have joined, once it takes long.
+  void TellAgreeing(GroupLeader& leader, absl::Time since);
   // Agrees with all others on what there is, and settles it.
   absl::StatusOr<Settling> Agree(Rendezvous& rendezvous, Meeting& meeting,
                                  std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
@@ -267,9 +285,9 @@ class MeetingReplica final : public ReplicaSet {
 
   // Who waits for the end of a window has to ask again.
   void TellAllWaiting(const absl::Status& why);
-  // Sets what Whole() says, and logs it if it is news. Unless all are there nobody is asked any more, and
-  // what was passed on to the coordinator ends.
-  void Tell(const absl::Status& whole);
+  // Sets what Whole() says, and logs it if it is news; if it has been so for a while that is said, too.
+  // Unless all are there nobody is asked any more, and what was passed on to the coordinator ends.
+  void Tell(const absl::Status& whole, absl::Duration time = absl::ZeroDuration());
   bool Sleep(absl::Duration duration);
   bool stopping() const {
     const engine::MutexLock lock(mutex_);
@@ -284,12 +302,14 @@ class MeetingReplica final : public ReplicaSet {
   uint64_t agreed_history_ = 0;  // that of this epoch
   std::set<std::string> unfilled_;
 
-  absl::Time told_draining_;  // of who drains this server
+  absl::Time told_draining_;                // of who drains this server
+  std::atomic<const char*> agreeing_ = "";  // what the others are to say next
 
   mutable engine::Mutex mutex_;
   engine::CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status whole_ ABSL_GUARDED_BY(mutex_) = absl::UnavailableError("the replicas have yet to meet");
+  absl::Status told_ ABSL_GUARDED_BY(mutex_) = whole_;  // without the time
   std::shared_ptr<Coordination> coordination_ ABSL_GUARDED_BY(mutex_);
   std::optional<CoordinatorCalls> to_coordinator_ ABSL_GUARDED_BY(mutex_);  // while all are there
   std::shared_ptr<Meeting> meeting_ ABSL_GUARDED_BY(mutex_);
@@ -335,12 +355,18 @@ void MeetingReplica::TellAllWaiting(const absl::Status& why) {
   }
 }
 
-void MeetingReplica::Tell(const absl::Status& whole) {
+void MeetingReplica::Tell(const absl::Status& told, absl::Duration time) {
+  absl::Status whole = told;
+  if (time > absl::ZeroDuration()) {
+    whole = absl::Status(told.code(),
+                         absl::StrFormat("%s for %.0f s", told.message(), absl::ToDoubleSeconds(time)));
+  }
   bool news = false;
   std::optional<CoordinatorCalls> lost;
   {
     const engine::MutexLock lock(mutex_);
-    news = whole_ != whole;
+    news = told_ != told;
+    told_ = told;
     whole_ = whole;
     if (!whole.ok()) {
       coordination_ = nullptr;
@@ -410,13 +436,17 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
     Tell(absl::UnavailableError(joined.message()));
     TellAllWaiting(absl::UnavailableError(joined.message()));
   }
+  std::optional<Ticker> telling(std::in_place, kLookWhoAgrees,
+                                [this, &leader, since = absl::Now()] { TellAgreeing(**leader, since); });
   std::shared_ptr<const engine::ReplicaCommunicators> replicas;
   absl::StatusOr<Settling> settled = Agree((*leader)->rendezvous(), *meeting, &replicas);
   if (!settled.ok()) return settled.status();
   const auto coordination = std::make_shared<Coordination>(
       Coordination{replicas, (*leader)->Questions(), std::make_shared<engine::CoordinatedEpoch>(), meeting});
   // Who waits for a step here is answered now, when the others have published it.
+  agreeing_ = "that all is finished";
   if (absl::Status all = AllGather((*leader)->rendezvous(), "finished", nullptr); !all.ok()) return all;
+  telling.reset();
   settled->Finish(*engine_);
   TellSettled();
   for (const std::shared_ptr<engine::Head>& head : settled->Summed()) {
@@ -434,6 +464,13 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
   Tell(meeting->lost());
   coordination->epoch->Close();
   return meeting->lost();
+}
+
+void MeetingReplica::TellAgreeing(GroupLeader& leader, absl::Time since) {
+  const AwaitedOffers awaited = leader.Awaited();
+  const absl::Duration time = awaited.ranks.empty() ? absl::Now() - since : awaited.time;
+  if (time < options_.replica_timeout) return;
+  Tell(StillAgreeing(awaited, agreeing_.load()), time);
 }
 
 absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
@@ -490,6 +527,7 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   own.set_heard_history(heard_history_);
   own.set_new_history(RandomHistory());
   std::vector<std::string> said;
+  agreeing_ = "what there is";
   if (absl::Status heard = AllGather(rendezvous, own.SerializeAsString(), &said); !heard.ok()) return heard;
   std::vector<group::v1::ReplicaHello> hellos(said.size());
   for (size_t i = 0; i < said.size(); ++i) {
@@ -502,6 +540,7 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   if (!empty[static_cast<size_t>(options_.place.replica)]) heard_history_ = *history;
   absl::StatusOr<Settling> settling = Settling::Decide(*engine_, options_.place, hellos, empty);
   if (!settling.ok()) return settling;
+  agreeing_ = "how to be reached";
   absl::StatusOr<std::shared_ptr<engine::ReplicaConnection>> connection =
       engine_->device().ConnectReplicas(NetworkOf(options_), rendezvous);
   // Without its device it would try for ever: it is to be started again, and filled.
@@ -509,6 +548,7 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   if (!connection.ok()) return connection.status();
   if (absl::Status lost = meeting.Take(*connection); !lost.ok()) return lost;
   *replicas = CommunicatorsOf(*std::move(connection));
+  agreeing_ = "that all is settled";
   if (absl::Status done = settling->Do(*replicas); !done.ok()) return done;
   if (absl::Status all = AllGather(rendezvous, "settled", nullptr); !all.ok()) return all;
   if (empty[static_cast<size_t>(options_.place.replica)]) engine_->replicas().NoteRefill();

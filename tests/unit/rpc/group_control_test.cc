@@ -625,6 +625,27 @@ TEST(GroupControl, ARendezvousThatNobodyElseComesToNamesWhoIsMissing) {
   EXPECT_THAT(two_of_three.message(), HasSubstr("rank 2"));
 }
 
+TEST(GroupControl, WhoTheLeaderWaitsForInARendezvousIsKnown) {
+  GroupUnderTest group(3);
+  const auto leader = group.Lead();
+  const auto one = group.Join(1);
+  const auto two = group.Join(2);
+  EXPECT_TRUE(leader->Awaited().ranks.empty());
+  const auto meet = [](kernels::collectives::Rendezvous& rendezvous) {
+    std::vector<std::string> all;
+    EXPECT_TRUE(rendezvous.AllGather("", std::chrono::minutes(5), &all).ok());
+  };
+  auto first = std::async(std::launch::async, [&] { meet(leader->rendezvous()); });
+  auto second = std::async(std::launch::async, [&] { meet(one->rendezvous()); });
+  while (leader->Awaited().ranks != std::vector<int32_t>{2}) std::this_thread::yield();
+  const absl::Duration before = leader->Awaited().time;
+  EXPECT_GT(leader->Awaited().time, before);
+  meet(two->rendezvous());
+  first.get();
+  second.get();
+  EXPECT_TRUE(leader->Awaited().ranks.empty());
+}
+
 // One call of each at a time has a thread; who is at the door has another.
 TEST(GroupControl, AsManyRanksJoinAsAnySetHas) {
   constexpr int32_t kRanks = 1024;

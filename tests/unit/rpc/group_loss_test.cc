@@ -226,6 +226,15 @@ TEST(GroupLoss, ALeaderThatGoesWithoutAnEndInOrderIsLost) {
   ExpectLostLeader(FakeLeader::Then::kEnds, "no more");
 }
 
+TEST(GroupLoss, ALeaderOfReplicasIsToldAsOneOfThem) {
+  GroupUnderTest group(2);
+  group.identity().member = "replica";
+  const FakeLeader leader(group.socket(), FakeLeader::Then::kEnds);
+  FakeExecutor executor;
+  EXPECT_THAT(std::string(group.Join(1)->Run(executor).message()),
+              StartsWith("the leader (replica 0) was lost: "));
+}
+
 TEST(GroupLoss, ALeaderThatTalksNonsenseEndsTheRank) {
   std::vector<group::v1::LeaderMessage> says(4);  // the last one says nothing
   says[0].mutable_gathered()->set_round(-7);

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/rpc/group/group_member.h"
 #include "tests/unit/engine/replicas/replica_servers.h"
 #include "tests/unit/rpc/replicas/set_under_test.h"
 
@@ -75,6 +76,26 @@ TEST_P(ReplicaSetTest, ThoseThatHaveMetStepTogether) {
       EXPECT_EQ(set.servers().at(replica).Weights(), weights) << "at replica " << replica;
     }
   }
+}
+
+TEST(WaitingReplicaSetTest, WhoHasJoinedAndSaysNothingMoreIsNamed) {
+  // With a plan: the set has less patience.
+  SetUnderTest set({2}, ReplicaServers::AdamWHead(),
+                   [](int /*connection*/) { return std::vector<lossd::testing::Fault>(); });
+  set.Meet(0);
+  GroupMemberOptions options;
+  options.address = "127.0.0.1:" + std::to_string(set.proxy().port());
+  options.credentials.token = SetUnderTest::kToken;
+  options.identity = set.Identity();
+  options.rank_timeout = absl::Seconds(1);
+  const absl::StatusOr<std::unique_ptr<GroupMember>> silent = GroupMember::Join(options);
+  ASSERT_TRUE(silent.ok()) << silent.status();
+  const auto told = [&set] { return std::string(set.set(0).Whole().message()); };
+  while (told().find("has joined") == std::string::npos)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_THAT(told(),
+              ::testing::MatchesRegex("replica 1 has joined, but has not said what there is for [0-9]+ s"));
+  EXPECT_EQ(told(), set.servers().at(0).engine().replicas().Read().WhyNot());
 }
 
 TEST_P(ReplicaSetTest, AStepIsKnownAgainThoughLossesAloneHaveMovedMarksEverywhere) {

@@ -63,6 +63,11 @@ class SetUnderTest {
     sets_.clear();
   }
 
+  static constexpr const char* kToken = "a secret of the replicas";
+  GroupIdentity Identity() const {
+    return {.epoch = 0, .ranks = replicas_, .version = "1", .device_kind = "cpu", .member = "replica"};
+  }
+
   ReplicaServers& servers() { return servers_; }
   ReplicaSet& set(int32_t replica) { return *sets_.at(replica); }
   FaultProxy& proxy() { return proxy_; }
@@ -142,8 +147,8 @@ class SetUnderTest {
     ReplicaSetOptions options;
     options.place = {replica, replicas_};
     options.address = "127.0.0.1:" + std::to_string(replica == 0 ? port_ : proxy_.port());
-    options.credentials.token = "a secret of the replicas";
-    options.identity = {.ranks = replicas_, .version = "1", .device_kind = "cpu"};
+    options.credentials.token = kToken;
+    options.identity = Identity();
     options.replica_timeout = replica_timeout_;
     sets_[replica] = ReplicaSet::Create(std::move(options));
   }
