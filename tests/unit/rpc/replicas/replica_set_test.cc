@@ -91,8 +91,9 @@ TEST(WaitingReplicaSetTest, WhoHasJoinedAndSaysNothingMoreIsNamed) {
   const absl::StatusOr<std::unique_ptr<GroupMember>> silent = GroupMember::Join(options);
   ASSERT_TRUE(silent.ok()) << silent.status();
   const auto told = [&set] { return std::string(set.set(0).Whole().message()); };
-  while (told().find("has joined") == std::string::npos)
+  while (told().find("has joined") == std::string::npos) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
   EXPECT_THAT(told(),
               ::testing::MatchesRegex("replica 1 has joined, but has not said what there is for [0-9]+ s"));
   EXPECT_EQ(told(), set.servers().at(0).engine().replicas().Read().WhyNot());
