@@ -119,7 +119,7 @@ class ReplicaFaults(Faults):
         self.clients.check()
         for server in self.server:
             if not server.running():
-                raise AssertionError(f"replica {server.number} ended by itself:\n{server.log()[-4000:]}")
+                raise AssertionError(f"replica {server.number} ended by itself with {server.wait()}:\n{server.log()[-4000:]}")
 
 
 def require_noticed(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 // One replica's part in a restore of all of them: docs/decisions/0022-replicas.md.
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -129,8 +130,13 @@ void Head::CancelRestorePart() {
 void Head::DropWindowPart(const absl::Status& why, std::function<void()> done) {
   PostSettled([self = shared_from_this(), why, done = std::move(done)] {
     SessionTable::Cut cut;
+    std::vector<GradientWindow::Tell> callers;
+    Resumes waiting;
     {
       const MutexLock lock(self->mutex_);
+      // Who has come since to end the window: nobody else would answer. A flush that holds it is ended later.
+      const bool opens = self->window_.state() == WindowState::kSealing;
+      if (opens) callers = self->window_.Reopen();
       HeadCheckpoint none;
       none.window = self->window_.Capture();
       none.window.tokens = none.window.next_tokens = 0;
@@ -139,11 +145,14 @@ void Head::DropWindowPart(const absl::Status& why, std::function<void()> done) {
       self->FinishCutLocked(cut);
       self->window_.Install(none.window, absl::Now());
       self->joint_.leans = false;
+      if (opens) waiting = self->TakeWaitingLocked();
     }
     self->gradients_.Reset({self->gradients_.Of(false), {}});
     if (self->gradients_.has_second()) self->gradients_.Reset({self->gradients_.Of(true), {}});
     ++self->gradient_changes_;
     TellEnd(cut, why);
+    for (const GradientWindow::Tell& tell : callers) tell(why);
+    Call(waiting);
     done();
   });
 }

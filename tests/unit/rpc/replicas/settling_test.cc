@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <future>
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "tests/unit/engine/replicas/replica_servers.h"
 
 namespace lossd::rpc {
@@ -49,6 +51,22 @@ TEST(SettlingTest, ARestoredWindowThatOneHasDroppedIsDroppedByAll) {
   EXPECT_TRUE(servers.at(0).Marks().empty());
   servers.at(1).Compute(3, 2);
   AwaitTokens(servers, 1, 5);
+}
+
+// The flush had begun when a replica was lost, or was asked for again before all had met.
+TEST(SettlingTest, WhoWaitsForTheEndOfAWindowThatIsDroppedIsTold) {
+  ReplicaServers servers(2, ReplicaServers::FlushedHead(), [](const auto&, const auto&) {});
+  servers.at(0).Compute(1, 5);
+  std::vector<ReplicaServers::AskedToFlush> asked;
+  for (int i = 0; i < 2; ++i) asked.push_back(servers.BeginFlush(1, servers.Marks()));
+  std::vector<group::v1::ReplicaHello> hellos = HellosOf(servers);
+  hellos[0].mutable_heads(0)->set_leans(true);
+  Settle(servers, 0, hellos);
+  for (ReplicaServers::AskedToFlush& flush : asked) {
+    ASSERT_EQ(flush.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+    EXPECT_TRUE(absl::IsUnavailable(flush.get().status()));
+  }
+  AwaitTokens(servers, 0, 0);
 }
 
 TEST(SettlingTest, AWindowThatLeansOnAllWhoAreThereStays) {
