@@ -398,12 +398,13 @@ REPLICAS = Row(
         ),
         graph(
             "Phases of the end of a window",
-            "Mean time of this replica in each",
+            "Mean time of this replica in each; and for how long each replica has not answered what it was asked, which replica 0 tells",
             [
                 Query(
                     f"rate(lossd_replica_phase_seconds_sum{{{I}}}[{RATE}]) / rate(lossd_replica_phase_seconds_count{{{I}}}[{RATE}])",
                     "{{phase}}",
-                )
+                ),
+                Query(f"lossd_replica_unanswered_seconds{{{I}}} > 0", "{{replica}} has not answered"),
             ],
             "s",
             width=8,
