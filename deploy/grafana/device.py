@@ -404,7 +404,7 @@ REPLICAS = Row(
                     f"rate(lossd_replica_phase_seconds_sum{{{I}}}[{RATE}]) / rate(lossd_replica_phase_seconds_count{{{I}}}[{RATE}])",
                     "{{phase}}",
                 ),
-                Query(f"lossd_replica_unanswered_seconds{{{I}}} > 0", "{{replica}} has not answered"),
+                Query(f"lossd_replica_unanswered_seconds{{{I}}}", "{{replica}} has not answered"),
             ],
             "s",
             width=8,
