@@ -92,9 +92,9 @@ class ReplicaServers:
         common = ["--replica_set=t", f"--replicas={replicas}", f"--replica_leader={leader}", f"--group_token_file={token}", *network,
                   *flags]
         self._servers = []
+        of_each = devices.split("+")
         for number in range(replicas):
             place = {"address": hosts[number].address, "command": hosts[number].command} if hosts else {}
-            of_each = devices.split("+")
             self._servers.append(ReplicaServer(binary, folder, number, common, devices=of_each[number % len(of_each)], **place))
 
     def __getitem__(self, number: int) -> ReplicaServer:

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/engine/device/cuda/cuda_status.h"
+#include "server/engine/device/cuda/stream_order.h"
 #include "server/engine/device/rank_status.h"
 
 namespace lossd::engine {
@@ -56,17 +57,13 @@ absl::Status PeerGradients::Meet(const Own& own, cudaStream_t stream, const Peer
 }
 
 Result PeerGradients::BeginPulling(cudaStream_t computing) {
-  LOSSD_CUDA_TRY(cudaEventRecord(begun_.get(), computing));
-  LOSSD_CUDA_TRY(cudaStreamWaitEvent(pulling_.get(), begun_.get(), 0));
-  return {};
+  return Order(computing, begun_, pulling_.get());
 }
 
 Result PeerGradients::Pull(const void* from, void* to, int64_t bytes, cudaStream_t computing) {
   if (bytes == 0) return {};
   LOSSD_CUDA_TRY(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, pulling_.get()));
-  LOSSD_CUDA_TRY(cudaEventRecord(pulled_.get(), pulling_.get()));
-  LOSSD_CUDA_TRY(cudaStreamWaitEvent(computing, pulled_.get(), 0));
-  return {};
+  return Order(pulling_.get(), pulled_, computing);
 }
 
 void PeerGradients::Close() {

@@ -4,6 +4,7 @@
 
 #include "kernels/rounding.h"
 #include "server/engine/device/cuda/cuda_status.h"
+#include "server/engine/device/cuda/stream_order.h"
 #include "server/engine/device/rank_status.h"
 
 namespace lossd::engine {
@@ -35,13 +36,6 @@ int32_t PiecesOf(const SliceLayout& layout, int64_t columns) {
 int64_t HalfBytes(const SliceLayout& layout, int32_t replica, int64_t columns) {
   return kernels::RoundUp(SliceExchange::ScratchBytes(layout, replica, columns, PiecesOf(layout, columns)),
                           kAlignment);
-}
-
-// What is put on `later` from now on comes behind what is on `earlier`.
-Result Order(cudaStream_t earlier, const Event& event, cudaStream_t later) {
-  LOSSD_CUDA_TRY(cudaEventRecord(event.get(), earlier));
-  LOSSD_CUDA_TRY(cudaStreamWaitEvent(later, event.get(), 0));
-  return {};
 }
 
 }  // namespace
