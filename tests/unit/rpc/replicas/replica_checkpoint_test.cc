@@ -23,149 +23,15 @@
 #include "server/engine/device/optimizer_state.h"
 #include "server/engine/replicas/joint_checkpoint.h"
 #include "tests/unit/engine/checkpoint/checkpoint_folder.h"
+#include "tests/unit/rpc/replicas/checkpointed_servers.h"
+#include "tests/unit/rpc/replicas/passing_checkpoint_part.h"
 #include "tests/unit/rpc/replicas/set_under_test.h"
 
-namespace lossd::rpc::replica_checkpoint_test {
+namespace lossd::rpc::replica_set_test {
 namespace {
 
-using engine::CheckpointFolder;
-using engine::CheckpointInfo;
-using engine::CheckpointStore;
-using engine::Engine;
-using engine::EngineOptions;
-using engine::HeadConfig;
-using engine::PartRows;
-using engine::SavedCheckpoint;
-using engine::SessionMarks;
-using engine::StateTensor;
-using engine::StepRequest;
-using engine::StepResult;
-using engine::testing::ReplicaServers;
-using engine::testing::SetSize;
-using replica_set_test::SetUnderTest;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-constexpr StepRequest kStep = {.learning_rate = 1e-2};
-
-HeadConfig MasterHead() {
-  HeadConfig config = ReplicaServers::AdamWHead();
-  config.weight_type = kernels::DataType::kBFloat16;
-  config.master_weights = true;
-  config.bias = true;
-  config.optimizer.weight_decay = 0.01;
-  return config;
-}
-
-ReplicaServers::Customize KeptIn(const CheckpointFolder& folder,
-                                 const engine::DurableFiles::Fault& fault = nullptr) {
-  return [path = folder.path(), fault](int32_t replica, EngineOptions& options) {
-    options.memory_limit_bytes = int64_t{1} << 30;
-    if (replica == 0) options.checkpoints = *CheckpointStore::Open(path, fault);
-  };
-}
-
-// Servers that have met, or one alone.
-class Servers {
- public:
-  Servers(const SetSize& size, const HeadConfig& config, const CheckpointFolder& folder,
-          const engine::DurableFiles::Fault& fault = nullptr)
-      : replicas_(size.replicas) {
-    if (replicas_ == 1) {
-      one_ = std::make_unique<ReplicaServers>(size, config, nullptr, nullptr, KeptIn(folder, fault));
-      return;
-    }
-    set_ = std::make_unique<SetUnderTest>(size, config, nullptr, std::nullopt, KeptIn(folder, fault));
-    set_->MeetAll();
-  }
-
-  int32_t replicas() const { return replicas_; }
-  SetUnderTest& set() { return *set_; }
-  ReplicaServers& all() { return set_ != nullptr ? set_->servers() : *one_; }
-  Engine& engine() { return all().at(0).engine(); }
-  uint64_t generation() { return all().at(0).generation(); }
-
-  void Compute(uint64_t seed) {
-    for (int32_t replica = 0; replica < replicas_; ++replica) {
-      all().at(replica).Compute(seed + static_cast<uint64_t>(replica), 3 + replica, generation());
-    }
-  }
-  absl::StatusOr<StepResult> Step() { return all().Step(generation(), kStep); }
-  absl::StatusOr<SavedCheckpoint> Save(const std::string& tag, const std::vector<SessionMarks>& marks = {}) {
-    return engine().SaveCheckpoint("h", tag, {.marks = marks});
-  }
-  absl::StatusOr<CheckpointInfo> Restore(const std::string& tag) {
-    absl::StatusOr<CheckpointInfo> restored = engine().RestoreCheckpoint("h", tag);
-    ReconnectAll();
-    return restored;
-  }
-  void ReconnectAll() {
-    for (int32_t replica = 0; replica < replicas_; ++replica) all().at(replica).Reconnect();
-  }
-
-  // Every tensor of the head, and whether all who have its rows have the same.
-  std::map<std::string, std::string> State() {
-    std::map<std::string, std::string> state;
-    for (const StateTensor& tensor : TensorsOf(all().at(0).head()->config())) {
-      std::string& bytes = state[tensor.name];
-      const int64_t row_bytes = tensor.columns * kernels::SizeOf(tensor.type);
-      bytes.resize(static_cast<size_t>(tensor.rows * row_bytes));
-      const kernels::SliceLayout layout(tensor.rows, replicas_);
-      const auto slices = all().at(0).head()->SliceRows();
-      for (int32_t slice = 0; slice < replicas_; ++slice) {
-        for (const kernels::RowSpan& span : slices[static_cast<size_t>(slice)]) {
-          const PartRows rows{tensor.name, span};
-          const std::string own = Read(slice, rows);
-          EXPECT_EQ(Read(layout.MirrorOf(slice), rows), own) << tensor.name << ", slice " << slice;
-          bytes.replace(static_cast<size_t>(span.first * row_bytes), own.size(), own);
-        }
-      }
-    }
-    return state;
-  }
-  // As batches use them, at every replica.
-  std::vector<float> Weights(int32_t replica) {
-    const std::shared_ptr<engine::Head> head = all().at(replica).head();
-    const HeadConfig& config = head->config();
-    std::string bytes(static_cast<size_t>(config.weight_bytes()), '\0');
-    std::promise<void> read;
-    head->ReadWeights(0, config.vocab_size, config.weight_type, {bytes.data()},
-                      [&](const absl::StatusOr<uint64_t>& version) {
-                        EXPECT_TRUE(version.ok()) << version.status();
-                        read.set_value();
-                      });
-    read.get_future().wait();
-    std::vector<float> weights(static_cast<size_t>(config.elements()));
-    kernels::Convert(config.weight_type, bytes.data(), kernels::DataType::kFloat32, weights.data(),
-                     config.elements());
-    return weights;
-  }
-  void ExpectAllAlike() {
-    for (int32_t replica = 1; replica < replicas_; ++replica) {
-      EXPECT_EQ(Weights(replica), Weights(0)) << "at replica " << replica;
-      EXPECT_EQ(all().at(replica).head()->restores(), all().at(0).head()->restores());
-      EXPECT_EQ(all().at(replica).head()->weight_version(), all().at(0).head()->weight_version());
-      EXPECT_EQ(all().at(replica).generation(), generation());
-    }
-  }
-
- private:
-  static std::vector<StateTensor> TensorsOf(const HeadConfig& config) {
-    return engine::StateTensorsOf(config);
-  }
-  std::string Read(int32_t replica, const PartRows& rows) {
-    std::promise<absl::StatusOr<std::string>> read;
-    all().at(replica).head()->ReadPartRows(
-        rows, [&](absl::StatusOr<std::string> bytes) { read.set_value(std::move(bytes)); });
-    const absl::StatusOr<std::string> bytes = read.get_future().get();
-    EXPECT_TRUE(bytes.ok()) << bytes.status();
-    return bytes.value_or("");
-  }
-
-  const int32_t replicas_;
-  std::unique_ptr<SetUnderTest> set_;
-  std::unique_ptr<ReplicaServers> one_;
-};
 
 struct Case {
   SetSize size;
@@ -189,7 +55,7 @@ TEST_P(ReplicaCheckpointTest, OneOfTheMiddleOfAWindowGoesIntoAsManyReplicasAsThe
   std::map<std::string, std::string> stepped;
   uint64_t tokens = 0;
   {
-    Servers servers(size(), Config(), folder_);
+    CheckpointedServers servers(size(), Config(), folder_);
     servers.Compute(100);
     ASSERT_TRUE(servers.Step().ok());
     servers.Compute(200);
@@ -219,7 +85,7 @@ TEST_P(ReplicaCheckpointTest, OneOfTheMiddleOfAWindowGoesIntoAsManyReplicasAsThe
   }
   for (const SetSize& others : {SetSize{1}, SetSize{2}, SetSize{3}, SetSize{2, 2}}) {
     SCOPED_TRACE(::testing::PrintToString(others));
-    Servers servers(others, Config(), folder_);
+    CheckpointedServers servers(others, Config(), folder_);
     const absl::StatusOr<CheckpointInfo> restored = servers.Restore("a");
     ASSERT_TRUE(restored.ok()) << restored.status();
     EXPECT_EQ(servers.State(), saved);
@@ -236,7 +102,7 @@ TEST_P(ReplicaCheckpointTest, OneOfTheMiddleOfAWindowGoesIntoAsManyReplicasAsThe
 TEST_P(ReplicaCheckpointTest, OneOfAServerThatWasAloneGoesIntoReplicas) {
   std::map<std::string, std::string> stepped;
   {
-    Servers one(SetSize{1}, Config(), folder_);
+    CheckpointedServers one(SetSize{1}, Config(), folder_);
     one.Compute(100);
     ASSERT_TRUE(one.Step().ok());
     one.Compute(200);
@@ -244,7 +110,7 @@ TEST_P(ReplicaCheckpointTest, OneOfAServerThatWasAloneGoesIntoReplicas) {
     ASSERT_TRUE(one.Step().ok());
     stepped = one.State();
   }
-  Servers servers(size(), Config(), folder_);
+  CheckpointedServers servers(size(), Config(), folder_);
   const absl::StatusOr<CheckpointInfo> restored = servers.Restore("");
   ASSERT_TRUE(restored.ok()) << restored.status();
   ASSERT_TRUE(servers.Step().ok());
@@ -257,7 +123,7 @@ TEST_P(ReplicaCheckpointTest, OneOfAServerThatWasAloneGoesIntoReplicas) {
 TEST_P(ReplicaCheckpointTest, ASavedWindowGoesOnAndCountsEveryBatchOnce) {
   std::map<std::string, std::string> state;
   for (const bool saves : {false, true}) {
-    Servers servers(size(), Config(), folder_);
+    CheckpointedServers servers(size(), Config(), folder_);
     for (uint64_t seed : {100, 200, 300}) {
       servers.Compute(seed);
       if (saves) {
@@ -302,12 +168,12 @@ class SlowDisk {
 TEST(ReplicaCheckpoint, AStepThatComesMeanwhileWaitsAndChunksDoNot) {
   CheckpointFolder folder;
   SlowDisk disk;
-  Servers servers(SetSize{3}, MasterHead(), folder, disk.fault());
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder, disk.fault());
   servers.Compute(100);
   auto saving = std::async(std::launch::async, [&] { return servers.Save("a"); });
   disk.AwaitReached();
   servers.Compute(200);
-  auto step = servers.all().BeginStep(1, servers.all().Marks(), kStep);
+  auto step = servers.all().BeginStep(1, servers.all().Marks(), {.learning_rate = 1e-2});
   EXPECT_NE(step.wait_for(std::chrono::milliseconds(100)), std::future_status::ready);
   disk.LetGo();
   const absl::StatusOr<SavedCheckpoint> saved = saving.get();
@@ -325,7 +191,7 @@ TEST(ReplicaCheckpoint, AStepThatComesMeanwhileWaitsAndChunksDoNot) {
 TEST(ReplicaCheckpoint, AReplicaThatIsLostFailsTheSaveAndNothingElse) {
   CheckpointFolder folder;
   SlowDisk disk;
-  Servers servers(SetSize{3}, MasterHead(), folder, disk.fault());
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder, disk.fault());
   servers.Compute(100);
   ASSERT_TRUE(servers.Step().ok());
   const std::map<std::string, std::string> before = servers.State();
@@ -348,7 +214,7 @@ class LostPartTest : public ::testing::TestWithParam<int32_t> {};
 
 TEST_P(LostPartTest, IsNotMissedUnseenByWhoNamesItsMarks) {
   CheckpointFolder folder;
-  Servers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
+  CheckpointedServers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Step().ok());
   servers.Compute(200);
@@ -376,7 +242,7 @@ TEST_P(LostPartTest, IsNotMissedUnseenByWhoNamesItsMarks) {
 
 TEST_P(LostPartTest, IsNothingWhereNothingWasAddedSinceTheStep) {
   CheckpointFolder folder;
-  Servers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
+  CheckpointedServers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
   servers.Compute(100);
   const std::vector<SessionMarks> marks = servers.all().Marks();
   ASSERT_TRUE(servers.Step().ok());
@@ -390,7 +256,7 @@ INSTANTIATE_TEST_SUITE_P(Replicas, LostPartTest, ::testing::Values(0, 1, 2));
 
 TEST(ReplicaCheckpoint, WhoNamesSomeSessionsIsToldOfTheOthers) {
   CheckpointFolder folder;
-  Servers servers(SetSize{3}, MasterHead(), folder);
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder);
   servers.Compute(100);
   for (size_t left_out = 0; left_out < 3; ++left_out) {
     std::vector<SessionMarks> marks = servers.all().Marks();
@@ -406,7 +272,7 @@ TEST(ReplicaCheckpoint, WhoNamesSomeSessionsIsToldOfTheOthers) {
 
 TEST(ReplicaCheckpoint, ItIsOfTheHistoryThatTheCallerNames) {
   CheckpointFolder folder;
-  Servers servers(SetSize{2}, MasterHead(), folder);
+  CheckpointedServers servers(SetSize{2}, MasterHead(), folder);
   servers.Compute(100);
   const auto now = [&] {
     return engine::HistoryOf(servers.engine().replicas().Read().history,
@@ -428,14 +294,14 @@ TEST(ReplicaCheckpoint, ItIsOfTheHistoryThatTheCallerNames) {
   EXPECT_TRUE(save(now()).ok());
 
   CheckpointFolder of_one;
-  Servers one(SetSize{1}, MasterHead(), of_one);
+  CheckpointedServers one(SetSize{1}, MasterHead(), of_one);
   one.Compute(100);
   EXPECT_TRUE(absl::IsAborted(one.engine().SaveCheckpoint("h", "a", {.history = first}).status()));
 }
 
 TEST(ReplicaCheckpoint, OthersSayWhoKeepsThem) {
   CheckpointFolder folder;
-  Servers servers(SetSize{2}, MasterHead(), folder);
+  CheckpointedServers servers(SetSize{2}, MasterHead(), folder);
   const absl::Status refused = servers.all().at(1).engine().SaveCheckpoint("h", "a").status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(refused.message(), HasSubstr("replica 0"));
@@ -443,7 +309,7 @@ TEST(ReplicaCheckpoint, OthersSayWhoKeepsThem) {
 
 TEST(ReplicaCheckpoint, WithoutAllReplicasNothingIsSavedOrRestored) {
   CheckpointFolder folder;
-  Servers servers(SetSize{2}, MasterHead(), folder);
+  CheckpointedServers servers(SetSize{2}, MasterHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Save("a").ok());
   servers.set().Leave(1);
@@ -453,7 +319,7 @@ TEST(ReplicaCheckpoint, WithoutAllReplicasNothingIsSavedOrRestored) {
 
 TEST(ReplicaCheckpoint, AStartRestoresWhatNoReplicaHas) {
   CheckpointFolder folder;
-  Servers servers(SetSize{3}, MasterHead(), folder);
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Save("a").ok());
   const std::map<std::string, std::string> saved = servers.State();
@@ -480,7 +346,7 @@ TEST(ReplicaCheckpoint, ADrainSavesAllReplicas) {
   CheckpointFolder folder;
   uint64_t tokens = 0;
   {
-    Servers servers(SetSize{2}, MasterHead(), folder);
+    CheckpointedServers servers(SetSize{2}, MasterHead(), folder);
     servers.Compute(100);
     servers.engine().BeginDrain();
     const absl::StatusOr<engine::DrainedHeads> drained = servers.engine().SaveForDrain();
@@ -488,7 +354,7 @@ TEST(ReplicaCheckpoint, ADrainSavesAllReplicas) {
     ASSERT_THAT(drained->failed, IsEmpty());
     tokens = drained->saved.front().info.window_tokens;
   }
-  Servers servers(SetSize{3}, MasterHead(), folder);
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder);
   for (int32_t replica = 0; replica < 3; ++replica) servers.all().at(replica).engine().DropHead("h");
   const auto drain = servers.engine().options().checkpoints->ReadDrain();
   ASSERT_TRUE(drain.ok() && drain->has_value());
@@ -504,7 +370,7 @@ class RestoredWindowTest : public ::testing::TestWithParam<int32_t> {};
 
 TEST_P(RestoredWindowTest, IsLostAsAWholeWithOneReplicaAndSentAgain) {
   CheckpointFolder folder;
-  Servers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
+  CheckpointedServers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Save("a").ok());
   ASSERT_TRUE(servers.Step().ok());
@@ -522,7 +388,7 @@ TEST_P(RestoredWindowTest, IsLostAsAWholeWithOneReplicaAndSentAgain) {
 // An abort would open it again with a part missing of sessions that are still there.
 TEST_P(RestoredWindowTest, IsLostAsAWholeAlsoWhileAFlushHoldsIt) {
   CheckpointFolder folder;
-  Servers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
+  CheckpointedServers servers(SetSize{3}, ReplicaServers::AdamWHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Save("a").ok());
   ASSERT_TRUE(servers.Step().ok());
@@ -544,7 +410,7 @@ INSTANTIATE_TEST_SUITE_P(Replicas, RestoredWindowTest, ::testing::Values(0, 1, 2
 // What a coordinator leaves behind that was lost when it had overwritten some rows.
 TEST(ReplicaCheckpoint, AHeadThatIsHalfRestoredIsRestoredAgain) {
   CheckpointFolder folder;
-  Servers servers(SetSize{3}, MasterHead(), folder);
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Save("a").ok());
   const std::map<std::string, std::string> saved = servers.State();
@@ -585,7 +451,7 @@ class FailingSource : public engine::StateSource {
   mutable int left_;
 };
 
-absl::Status RestoreFailing(Servers& servers, const std::string& tag, int reads) {
+absl::Status RestoreFailing(CheckpointedServers& servers, const std::string& tag, int reads) {
   const std::shared_ptr<engine::Head> head = servers.all().at(0).head();
   const auto reader = servers.engine().options().checkpoints->Find("h", tag);
   if (!reader.ok()) return reader.status();
@@ -597,7 +463,7 @@ absl::Status RestoreFailing(Servers& servers, const std::string& tag, int reads)
 
 TEST(ReplicaCheckpoint, ARestoreThatFailsBeforeItHasWrittenAnythingChangesNothing) {
   CheckpointFolder folder;
-  Servers servers(SetSize{3}, MasterHead(), folder);
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Step().ok());
   ASSERT_TRUE(servers.Save("a").ok());
@@ -613,7 +479,7 @@ TEST(ReplicaCheckpoint, ARestoreThatFailsBeforeItHasWrittenAnythingChangesNothin
 
 TEST(ReplicaCheckpoint, ARestoreThatFailsLaterIsMadeAgain) {
   CheckpointFolder folder;
-  Servers servers(SetSize{3}, MasterHead(), folder);
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Step().ok());
   ASSERT_TRUE(servers.Save("a").ok());
@@ -629,44 +495,26 @@ TEST(ReplicaCheckpoint, ARestoreThatFailsLaterIsMadeAgain) {
 }
 
 // A replica whose answers about one tensor have another size than was asked for.
-class OddPart : public engine::CheckpointPart {
+class OddPart : public PassingCheckpointPart {
  public:
   OddPart(std::shared_ptr<engine::CheckpointPart> part, std::string tensor, int64_t more)
-      : part_(std::move(part)), tensor_(std::move(tensor)), more_(more) {}
-  void Capture(const engine::WindowPlace& place, const std::vector<engine::SessionMarks>& named,
-               std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) override {
-    part_->Capture(place, named, std::move(done));
-  }
-  void SumCaptured(Done done) override { part_->SumCaptured(std::move(done)); }
-  void Release(Done done) override { part_->Release(std::move(done)); }
+      : PassingCheckpointPart(std::move(part)), tensor_(std::move(tensor)), more_(more) {}
   void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override {
     const int64_t more = rows.tensor == tensor_ ? more_ : 0;
-    part_->ReadRows(rows, [more, done = std::move(done)](absl::StatusOr<std::string> bytes) {
+    PassingCheckpointPart::ReadRows(rows, [more, done = std::move(done)](absl::StatusOr<std::string> bytes) {
       if (bytes.ok()) bytes->resize(static_cast<size_t>(static_cast<int64_t>(bytes->size()) + more));
       done(std::move(bytes));
     });
   }
-  void BeginRestore(std::function<void(absl::StatusOr<engine::RestoringPart>)> done) override {
-    part_->BeginRestore(std::move(done));
-  }
-  void WriteRows(const PartRows& rows, std::string bytes, Done done) override {
-    part_->WriteRows(rows, std::move(bytes), std::move(done));
-  }
-  void FinishRestore(const engine::RestoredPart& part, Done done) override {
-    part_->FinishRestore(part, std::move(done));
-  }
-  void CancelRestore(Done done) override { part_->CancelRestore(std::move(done)); }
-  void InstallRestored(Done done) override { part_->InstallRestored(std::move(done)); }
 
  private:
-  const std::shared_ptr<engine::CheckpointPart> part_;
   const std::string tensor_;
   const int64_t more_;
 };
 
 TEST(ReplicaCheckpoint, RowsOfAnotherSizeThanWasAskedForAreNotSaved) {
   CheckpointFolder folder;
-  Servers servers(SetSize{3}, MasterHead(), folder);
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder);
   servers.Compute(100);
   ASSERT_TRUE(servers.Step().ok());
   servers.Compute(200);
@@ -692,7 +540,7 @@ TEST(ReplicaCheckpoint, RowsOfAnotherSizeThanWasAskedForAreNotSaved) {
 class KilledCheckpointTest : public ::testing::TestWithParam<uint32_t> {
  protected:
   // Another replica than the coordinator, whose caller would be lost as well.
-  void KillSoon(Servers& servers) {
+  void KillSoon(CheckpointedServers& servers) {
     std::this_thread::sleep_for(
         std::chrono::microseconds(std::uniform_int_distribution<int>(0, 20000)(random_)));
     servers.set().Replace(std::uniform_int_distribution<int32_t>(1, servers.replicas() - 1)(random_));
@@ -702,7 +550,7 @@ class KilledCheckpointTest : public ::testing::TestWithParam<uint32_t> {
 };
 
 TEST_P(KilledCheckpointTest, ASaveIsWholeOrThereIsNone) {
-  Servers servers(SetSize{3}, MasterHead(), folder_);
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder_);
   for (int round = 0; round < 6; ++round) {
     SCOPED_TRACE(round);
     servers.Compute(1000 * static_cast<uint64_t>(round));
@@ -726,7 +574,7 @@ TEST_P(KilledCheckpointTest, ASaveIsWholeOrThereIsNone) {
 }
 
 TEST_P(KilledCheckpointTest, ARestoreComesToItsEndAllTheSame) {
-  Servers servers(SetSize{3}, MasterHead(), folder_);
+  CheckpointedServers servers(SetSize{3}, MasterHead(), folder_);
   servers.Compute(100);
   ASSERT_TRUE(servers.Step().ok());
   const std::map<std::string, std::string> saved = servers.State();
@@ -736,7 +584,8 @@ TEST_P(KilledCheckpointTest, ARestoreComesToItsEndAllTheSame) {
   const std::map<std::string, std::string> stepped = servers.State();
   for (int round = 0; round < 6; ++round) {
     SCOPED_TRACE(round);
-    auto restoring = std::async(std::launch::async, [&] { return servers.Restore("a"); });
+    auto restoring =
+        std::async(std::launch::async, [&] { return servers.engine().RestoreCheckpoint("h", "a"); });
     KillSoon(servers);
     const absl::StatusOr<CheckpointInfo> restored = restoring.get();
     ASSERT_TRUE(restored.ok()) << restored.status();
@@ -755,4 +604,4 @@ TEST_P(KilledCheckpointTest, ARestoreComesToItsEndAllTheSame) {
 INSTANTIATE_TEST_SUITE_P(Replicas, KilledCheckpointTest, ::testing::Values(1, 2, 3));
 
 }  // namespace
-}  // namespace lossd::rpc::replica_checkpoint_test
+}  // namespace lossd::rpc::replica_set_test

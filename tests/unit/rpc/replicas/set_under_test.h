@@ -86,10 +86,14 @@ class SetUnderTest {
     for (int32_t replica = 0; replica < replicas_; ++replica) Meet(replica);
     AwaitWhole();
   }
+  // In one epoch: a replica that has yet to notice that another one was replaced says that all are there.
+  // When the new one says so as well, the others have noticed, so that they are asked once more.
   void AwaitWhole() {
-    for (auto& [replica, set] : sets_) {
-      if (set == nullptr) continue;
-      while (!set->Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    for (int asked = 0; asked < 2; ++asked) {
+      for (auto& [replica, set] : sets_) {
+        if (set == nullptr) continue;
+        while (!set->Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
     }
   }
   // All connections are cut, and all meet again, each with what it has.

@@ -1,0 +1,147 @@
+// A restore of all replicas that stops at any of its steps, where one of them is killed: the others neither
+// go on with a part of it, nor count a session's gradient twice or without the others'.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include "server/engine/replicas/joint_checkpoint.h"
+#include "tests/unit/engine/checkpoint/checkpoint_folder.h"
+#include "tests/unit/rpc/replicas/checkpointed_servers.h"
+#include "tests/unit/rpc/replicas/passing_checkpoint_part.h"
+
+namespace lossd::rpc::replica_set_test {
+namespace {
+
+enum class Step { kBegin, kWrite, kFinish, kInstall };
+
+// Before `asked` is asked for `step`, which those before it have been, `killed` is.
+struct Stop {
+  Step step;
+  int32_t asked;
+  int32_t killed;
+};
+void PrintTo(const Stop& stop, std::ostream* out) {
+  constexpr std::array kNames = {"begin", "write", "finish", "install"};
+  *out << kNames.at(static_cast<size_t>(stop.step)) << " at replica " << stop.asked << ", replica "
+       << stop.killed << " is killed";
+}
+
+// Where the first restore stops until it is let go.
+class StoppingPlace {
+ public:
+  explicit StoppingPlace(const Stop& stop) : stop_(stop) {}
+  void Reach(Step step, int32_t replica) {
+    if (step != stop_.step || replica != stop_.asked || stopped_.exchange(true)) return;
+    reached_.set_value();
+    go_.get_future().wait();
+  }
+  void AwaitReached() { reached_.get_future().wait(); }
+  void LetGo() { go_.set_value(); }
+
+ private:
+  const Stop stop_;
+  std::atomic<bool> stopped_ = false;
+  std::promise<void> reached_;
+  std::promise<void> go_;
+};
+
+class StoppingPart : public PassingCheckpointPart {
+ public:
+  StoppingPart(std::shared_ptr<engine::CheckpointPart> part, int32_t replica, StoppingPlace* place)
+      : PassingCheckpointPart(std::move(part)), replica_(replica), place_(*place) {}
+  void BeginRestore(std::function<void(absl::StatusOr<engine::RestoringPart>)> done) override {
+    place_.Reach(Step::kBegin, replica_);
+    PassingCheckpointPart::BeginRestore(std::move(done));
+  }
+  void WriteRows(const PartRows& rows, std::string bytes, Done done) override {
+    place_.Reach(Step::kWrite, replica_);
+    PassingCheckpointPart::WriteRows(rows, std::move(bytes), std::move(done));
+  }
+  void FinishRestore(const engine::RestoredPart& part, Done done) override {
+    place_.Reach(Step::kFinish, replica_);
+    PassingCheckpointPart::FinishRestore(part, std::move(done));
+  }
+  void InstallRestored(Done done) override {
+    place_.Reach(Step::kInstall, replica_);
+    PassingCheckpointPart::InstallRestored(std::move(done));
+  }
+
+ private:
+  const int32_t replica_;
+  StoppingPlace& place_;
+};
+
+// Checkpoints in `folder`, and restores that come by `place`.
+ReplicaServers::Customize Stopping(const CheckpointFolder& folder, StoppingPlace* place) {
+  return [kept = KeptIn(folder), place](int32_t replica, EngineOptions& options) {
+    kept(replica, options);
+    if (replica != 0) return;
+    options.find_replicas = [find = options.find_replicas, place](const engine::Head& head,
+                                                                  absl::Duration timeout) {
+      absl::StatusOr<engine::CheckpointReplicas> found = find(head, timeout);
+      if (!found.ok()) return found;
+      int32_t other = 0;
+      for (auto& part : found->others) {
+        part = std::make_shared<StoppingPart>(std::move(part), ++other, place);
+      }
+      return found;
+    };
+  };
+}
+
+class StoppedRestoreTest : public ::testing::TestWithParam<Stop> {
+ protected:
+  CheckpointFolder folder_;
+  StoppingPlace place_{GetParam()};
+};
+
+TEST_P(StoppedRestoreTest, IsMadeAgainOrLosesTheWindowAsAWhole) {
+  CheckpointedServers servers(SetSize{3}, MasterHead(), Stopping(folder_, &place_));
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  servers.Compute(200);
+  ASSERT_TRUE(servers.Save("a").ok());
+  const std::map<std::string, std::string> saved = servers.State();
+  ASSERT_TRUE(servers.Step().ok());
+  const std::map<std::string, std::string> stepped = servers.State();
+  auto restoring =
+      std::async(std::launch::async, [&] { return servers.engine().RestoreCheckpoint("h", "a"); });
+  place_.AwaitReached();
+  servers.set().Replace(GetParam().killed);
+  place_.LetGo();
+  const absl::StatusOr<CheckpointInfo> restored = restoring.get();
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  servers.set().AwaitWhole();
+  servers.ReconnectAll();
+  EXPECT_EQ(servers.State(), saved);
+  servers.ExpectAllAlike();
+  const size_t known = servers.all().Marks().size();
+  EXPECT_TRUE(known == 3 || known == 0) << known << " of the sessions are left, which have one gradient";
+  if (known == 0) servers.Compute(200);
+  const absl::StatusOr<StepResult> step = servers.Step();
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_EQ(servers.State(), stepped);
+}
+
+std::vector<Stop> AllStops() {
+  std::vector<Stop> stops;
+  for (const Step step : {Step::kBegin, Step::kWrite, Step::kFinish, Step::kInstall}) {
+    for (const int32_t asked : {1, 2}) {
+      for (const int32_t killed : {1, 2}) stops.push_back({step, asked, killed});
+    }
+  }
+  return stops;
+}
+
+INSTANTIATE_TEST_SUITE_P(Stops, StoppedRestoreTest, ::testing::ValuesIn(AllStops()));
+
+}  // namespace
+}  // namespace lossd::rpc::replica_set_test
