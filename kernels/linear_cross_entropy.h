@@ -83,6 +83,10 @@ struct RowReturns {
   int32_t* top_tokens = nullptr;     // [N, top_k], best first
   float* top_log_probabilities = nullptr;  // [N, top_k] s − ℓ
 
+  // Whether anything is wanted that is not 0 wherever a is.
+  bool unweighted() const {
+    return log_sum_exp != nullptr || log_probability != nullptr || divergence != nullptr || whole_row();
+  }
   // Whether anything is wanted that is more than a function of ℓ and s_y.
   bool whole_row() const {
     return entropy != nullptr || prediction != nullptr || target_rank != nullptr || top_k > 0;
@@ -111,8 +115,10 @@ struct LinearCrossEntropyParams {
   const void* hidden_states = nullptr;  // X [N, H]; finite
 
   const int64_t* labels =
-      nullptr;                  // [N], each in [0, V) or equal to ignore_index; the caller has checked them
-  int64_t ignore_index = -100;  // such rows cost no arithmetic: loss 0, dX 0, nothing in dW
+      nullptr;  // [N], each in [0, V) or equal to ignore_index; the caller has checked them
+  // Such rows cost no arithmetic: loss 0, dX 0, nothing in dW. So it is with rows whose weight and upstream
+  // gradients are 0, if no returns are wanted that may be something else (RowReturns::unweighted).
+  int64_t ignore_index = -100;
 
   LossOptions options;
   const Teacher* teacher = nullptr;  // null: no soft targets, and `distillation` means nothing
@@ -121,8 +127,11 @@ struct LinearCrossEntropyParams {
   const float* token_weights = nullptr;  // a [N], finite: of the row's loss and its gradients; null: 1
   // u [N], finite: the upstream gradient of ℓ, which a does not multiply; null: 0.
   const float* lse_gradients = nullptr;
+  // ω [N], finite: the same of the entropy. Where they are given, with a dX or a dW, gradients are formed
+  // entry by entry, whatever their values.
+  const float* entropy_gradients = nullptr;
 
-  float gradient_scale = 1.0f;  // g: multiplies dX and dW (u's part as well), not the losses
+  float gradient_scale = 1.0f;  // g: multiplies dX and dW (u's and ω's parts as well), not the losses
   // g_z: what multiplies the z-loss's part of them instead, whose normaliser may be another one; none: g.
   std::optional<float> z_gradient_scale;
 
@@ -149,7 +158,7 @@ struct LinearCrossEntropyParams {
 
 // What a step did, beyond its outputs.
 struct LinearCrossEntropyStats {
-  int64_t valid_tokens = 0;
+  int64_t valid_tokens = 0;  // rows that were computed
   int64_t rows_redone =
       0;  // rows whose exponent offset was out of range and that were computed again exactly
 };

@@ -126,12 +126,16 @@ class Row {
     const double alpha = beta + gamma * terms_.class_weight_sum +
                          2 * TokenWeight() * params.options.lse_square_scale * log_sum_exp_ * g_z +
                          g * upstream;
+    const double of_entropy =
+        params.entropy_gradients == nullptr ? 0.0 : g * params.entropy_gradients[index_];
+    const double mean = log_sum_exp_ - entropy();  // Σ p s
     const double sum = others_ + own_;
     for (int64_t v = 0; v < params.vocab; ++v) {
       const double p = std::exp(logits_[v] - log_sum_exp_);
       // α p_y − β without the difference of two nearly equal numbers.
       const double ds = v == label_ ? (alpha - beta) * own_ / sum - beta * others_ / sum : alpha * p;
       double of_logit = ds - gamma * terms_.ClassWeight(v);
+      if (of_entropy != 0) of_logit -= of_entropy * p * (logits_[v] - mean);
       if (params.teacher != nullptr) {
         of_logit += TokenWeight() * g * params.distillation.weight * divergence_.slopes[v];
       }

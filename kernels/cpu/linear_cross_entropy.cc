@@ -41,7 +41,7 @@ class BatchStep {
       if (const Status status = exchange_.AgreeOnRows(&tile_rows); status != Status::kOk) return status;
     }
     if (tile_rows == 0) return Status::kWorkspaceTooSmall;
-    if (vocabulary_.answers()) ClearIgnoredRows();
+    if (vocabulary_.answers()) ClearDroppedRows();
     if (next == params_.tokens) FinishWithoutRows();
     Store store = params_.weight_gradient == WeightGradient::kOverwrite ? Store::kOverwrite : Store::kAdd;
     while (next < params_.tokens) {
@@ -66,17 +66,24 @@ class BatchStep {
     return RowsWithin(params_.workspace_bytes, SizeFor(1, RecordFor(params_)), shard);
   }
 
-  bool IsIgnored(int64_t row) const { return params_.labels[row] == params_.ignore_index; }
+  // Also if nothing of the row can be anything but 0.
+  bool IsDropped(int64_t row) const {
+    if (params_.labels[row] == params_.ignore_index) return true;
+    const auto is_zero = [row](const float* values) { return values == nullptr || values[row] == 0; };
+    return params_.token_weights != nullptr && params_.token_weights[row] == 0 &&
+           is_zero(params_.lse_gradients) && is_zero(params_.entropy_gradients) &&
+           !params_.returns.unweighted();
+  }
 
   int64_t NextValid(int64_t row) const {
-    while (row < params_.tokens && IsIgnored(row)) ++row;
+    while (row < params_.tokens && IsDropped(row)) ++row;
     return row;
   }
 
-  void ClearIgnoredRows() {
+  void ClearDroppedRows() {
     const int64_t dx_row_bytes = params_.hidden * SizeOf(params_.dx_type);
     for (int64_t r = 0; r < params_.tokens; ++r) {
-      if (!IsIgnored(r)) continue;
+      if (!IsDropped(r)) continue;
       params_.losses[r] = 0.0f;
       FillReturns(params_.returns, r, 0.0f, -1);
       if (params_.dx == nullptr) continue;
@@ -104,7 +111,7 @@ class BatchStep {
   // that was not taken, or the number of rows.
   int64_t TakeRows(int64_t row, int64_t limit) {
     int64_t count = 0;
-    for (int64_t r = row; r < params_.tokens && count < limit; ++r) count += !IsIgnored(r);
+    for (int64_t r = row; r < params_.tokens && count < limit; ++r) count += !IsDropped(r);
     LayOut(SizeFor(count, RecordFor(params_)), segments_.entries(),
            {exchange_.is_alone() ? 0 : vocabulary_.segments()}, params_.workspace, &memory_);
     for (int64_t i = 0; i < count; ++i) {

@@ -18,6 +18,10 @@ using BlockOfFloats = std::array<float, kLibraryBlock>;
 
 }  // namespace
 
+bool WantsMoments(const LinearCrossEntropyParams& params) {
+  return params.returns.entropy != nullptr || params.entropy_gradients != nullptr;
+}
+
 LogitRows::LogitRows(const LinearCrossEntropyParams& params, const SimdKernels& kernels,
                      const Workspace& tile, GradientForm form, const SoftTargets* soft)
     : params_(params),
@@ -89,14 +93,14 @@ void LogitRows::Exponentiate(Pass pass, int64_t block, int64_t r, float* values,
   const int64_t first = block * tile_.block_columns;
   const int64_t columns = Columns(block);
   RowState& row = tile_.row_states[r];
-  const bool wants_entropy = params_.returns.entropy != nullptr;
+  const bool wants_moment = WantsMoments(params_);
   BlockOfFloats logits;
-  if (wants_entropy || order_.wants_any()) {
+  if (wants_moment || order_.wants_any()) {
     const float largest = kernels_.max_row(values, columns);
     if (pass != Pass::kAgain) order_.Add(r, first, values, columns, largest);
     tile_.Detail(block, r).largest = largest;
   }
-  if (wants_entropy) std::memcpy(logits.data(), values, static_cast<size_t>(columns) * sizeof(float));
+  if (wants_moment) std::memcpy(logits.data(), values, static_cast<size_t>(columns) * sizeof(float));
   if (smooths()) {
     const float* weights = params_.class_weights == nullptr ? nullptr : params_.class_weights + first;
     tile_.Detail(block, r).weighted_logits = kernels_.sum_row(values, weights, columns);
@@ -107,7 +111,7 @@ void LogitRows::Exponentiate(Pass pass, int64_t block, int64_t r, float* values,
   if (has_label) row.target_logit = values[label];
   if (has_label && factors != nullptr) tile_.row_details[r].label_factor = factors[label];
   tile_.BlockValue(block, r) = kernels_.exp_row(values, columns, row.offset, row.exponent);
-  if (wants_entropy) {
+  if (wants_moment) {
     BlockDetail& detail = tile_.Detail(block, r);
     detail.moment = kernels_.moment_row(values, logits.data(), columns, detail.largest);
   }
@@ -130,13 +134,21 @@ void LogitRows::FormGradient(int64_t block, int64_t r, float* values, const floa
     return;
   }
   BlockOfFloats logits;
-  if (soft_ != nullptr) std::memcpy(logits.data(), values, static_cast<size_t>(columns) * sizeof(float));
+  const bool spreads = params_.entropy_gradients != nullptr;
+  if (soft_ != nullptr || spreads)
+    std::memcpy(logits.data(), values, static_cast<size_t>(columns) * sizeof(float));
   if (form_ == GradientForm::kFromLogits) kernels_.exp_row(values, columns, row.offset, row.exponent);
   const float* weights = params_.class_weights == nullptr ? nullptr : params_.class_weights + first;
+  float slope = detail.slope;
+  if (spreads) {
+    kernels_.spread_row(values, logits.data(), columns,
+                        {detail.slope, detail.spread, detail.largest, detail.mean});
+    slope = 1;
+  }
   if (soft_ == nullptr) {
-    kernels_.gradient_row(values, weights, factors, columns, detail.slope, detail.level);
+    kernels_.gradient_row(values, weights, factors, columns, slope, detail.level);
   } else {
-    kernels_.gradient_row(values, weights, nullptr, columns, detail.slope, detail.level);
+    kernels_.gradient_row(values, weights, nullptr, columns, slope, detail.level);
     soft_->AddGradient(block, r, logits.data(), values);
     if (factors != nullptr) {
       for (int64_t i = 0; i < columns; ++i) values[i] *= factors[i];

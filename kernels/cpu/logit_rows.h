@@ -17,7 +17,7 @@ namespace lossd::kernels::cpu {
 enum class GradientForm {
   kExponentials,      // E (times softcap's derivative): the rest is a factor of the row
   kFromExponentials,  // label smoothing: made from E where it lies, once the row's sum is known
-  kFromLogits,        // the same where E is not kept as it was: from the logits, multiplied again or kept
+  kFromLogits,        // where that takes more than E as it is kept: from the logits, multiplied again or kept
 };
 
 enum class Pass {
@@ -27,6 +27,9 @@ enum class Pass {
   kAgain,          // to E with another offset; what does not depend on it has been taken
   kGradient,       // from logits or E, as the form says
 };
+
+// Whether blocks keep the largest logit and the moment: of the entropy and of its gradient.
+bool WantsMoments(const LinearCrossEntropyParams& params);
 
 class LogitRows {
  public:

@@ -137,6 +137,12 @@ void RowFinish::WriteOrder(const KnownRow& row, double log_sum_exp) const {
   }
 }
 
+// δ: what the row's entropy is multiplied by.
+double RowFinish::EntropyGradient(int64_t index) const {
+  if (params_.entropy_gradients == nullptr) return 0;
+  return static_cast<double>(params_.gradient_scale) * params_.entropy_gradients[index];
+}
+
 // False if the row's gradient is so large that sums of many such rows might not be finite.
 bool RowFinish::FindFactors(const KnownRow& row, double log_sum_exp, RowFactors* factors) const {
   const RowTotals& totals = row.totals;
@@ -159,6 +165,15 @@ bool RowFinish::FindFactors(const KnownRow& row, double log_sum_exp, RowFactors*
   const double own = totals.target_exponential;
   double label = -beta * ((totals.sum - own) / totals.sum);
   if (excess != 0) label += excess * (own / totals.sum);
+  const double delta = EntropyGradient(row.index);
+  const double mean = delta == 0 ? 0 : totals.moment / totals.sum;
+  double entropy_reach = 0;
+  if (delta != 0) {
+    const double below = static_cast<double>(totals.largest) - totals.target_logit;
+    if (own > 0) label += delta * (own / totals.sum) * (below + mean);
+    // Σ p |s − μ| is at most twice the entropy.
+    entropy_reach = 2 * std::fabs(delta) * std::log(static_cast<double>(vocabulary_.entries()));
+  }
   double factor = options.logit_scale;
   // The factor of the divergence's slopes times T.
   double soft = 0;
@@ -174,14 +189,17 @@ bool RowFinish::FindFactors(const KnownRow& row, double log_sum_exp, RowFactors*
   if (form_ != GradientForm::kExponentials) {
     label -= gamma * ClassWeight(row.label);
     // Divided by their size here, so that the values in the tile are about as large as p.
-    const double size = std::fabs(alpha) + std::fabs(gamma) + std::fabs(soft);
+    const double size = std::fabs(alpha) + std::fabs(gamma) + std::fabs(soft) + std::fabs(delta);
     factors->scale = largest_scale = static_cast<float>(factor * size);
     factors->numerator = size > 0 ? alpha / size : 0.0;
     factors->level = size > 0 ? static_cast<float>(gamma / size) : 0.0f;
+    factors->spread = size > 0 ? delta / size : 0.0;
+    factors->largest = totals.largest;
+    factors->mean = static_cast<float>(mean);
     if (distils()) row.soft->factor = size > 0 ? static_cast<float>(soft / size) : 0.0f;
   }
   const double bound = factor * std::max({std::fabs(alpha), std::fabs(beta),
-                                          std::fabs(gamma) * class_weight_sum_, soft_reach});
+                                          std::fabs(gamma) * class_weight_sum_, soft_reach, entropy_reach});
   if (options.softcap > 0) factor *= totals.label_factor;
   factors->target_gradient = static_cast<float>(factor * label);
   factors->weightless = largest_scale == 0 && factors->target_gradient == 0;

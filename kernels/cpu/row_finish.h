@@ -38,6 +38,9 @@ struct RowFactors {
   double numerator = 0;       // over S in a segment's units: the scale of its E, or their slope
   float scale = 0;            // of gradients that are formed element by element
   float level = 0;            // of those
+  double spread = 0;          // of those, over S as the numerator is
+  float largest = 0;          // s, with a spread
+  float mean = 0;             // Σ p (s - largest), with a spread
   float target_gradient = 0;  // of the label's entry
 };
 
@@ -59,6 +62,7 @@ class RowFinish {
   void WriteReturns(const KnownRow& row, double log_sum_exp, double cost, double z_loss) const;
   void WriteOrder(const KnownRow& row, double log_sum_exp) const;
   double LabelWeight() const;
+  double EntropyGradient(int64_t index) const;
   bool FindFactors(const KnownRow& row, double log_sum_exp, RowFactors* factors) const;
   RowFactors FinishOverflowed(int64_t index) const;
   bool distils() const { return params_.teacher != nullptr; }

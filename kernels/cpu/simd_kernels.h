@@ -15,6 +15,14 @@ namespace lossd::kernels::cpu {
 // What a product does to its output tile.
 enum class Store { kOverwrite, kAdd };
 
+// The factors of spread_row, which are all of a row.
+struct SpreadTerms {
+  float slope = 0;
+  float spread = 0;
+  float largest = 0;
+  float mean = 0;
+};
+
 // Matrix products work on panels: `tile_rows` rows of the left operand, or `tile_columns` columns of the
 // right one, stored so that the values of one step of the reduction are adjacent: panel[k * width + i].
 struct SimdKernels {
@@ -50,6 +58,9 @@ struct SimdKernels {
   double (*sum_row)(const float* values, const float* weights, int64_t count);
   // Sum of exponentials[i] (values[i] - largest) in double. Where the exponential is 0 the term is.
   double (*moment_row)(const float* exponentials, const float* values, int64_t count, float largest);
+  // exponentials[i] *= slope - spread (values[i] - largest - mean). What is 0 stays so, whatever the value
+  // is.
+  void (*spread_row)(float* exponentials, const float* values, int64_t count, const SpreadTerms& terms);
   // values[i] = (slope values[i] - level weights[i]) factors[i]; weights and factors may be null: 1.
   void (*gradient_row)(float* values, const float* weights, const float* factors, int64_t count, float slope,
                        float level);

@@ -413,6 +413,14 @@ struct SimdImplementation {
     return sum.Total();
   }
 
+  static void SpreadRow(float* exponentials, const float* values, int64_t count, const SpreadTerms& terms) {
+    ForVectors(count, [=](int64_t i, const auto& vector) {
+      const Float e = vector.Load(exponentials + i);
+      const Float from_mean = vector.Load(values + i) - terms.largest - terms.mean;
+      vector.Store(exponentials + i, e > 0.0f ? e * (terms.slope - terms.spread * from_mean) : Float{});
+    });
+  }
+
   static void GradientRow(float* values, const float* weights, const float* factors, int64_t count,
                           float slope, float level) {
     ForVectors(count, [=](int64_t i, const auto& vector) {
@@ -435,6 +443,7 @@ struct SimdImplementation {
             .cap_row = &CapRow,
             .sum_row = &SumRow,
             .moment_row = &MomentRow,
+            .spread_row = &SpreadRow,
             .gradient_row = &GradientRow};
   }
 };

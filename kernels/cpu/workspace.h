@@ -40,8 +40,12 @@ struct RowState {
 // More state of a row, for some options and returns.
 struct RowDetail {
   float label_factor = 1;  // softcap's derivative at the label
-  float slope = 0;         // the tile's gradient is slope E - level C, times softcap's derivative
+  // The tile's gradient is (slope - spread (s - largest - mean)) E - level C, times softcap's derivative.
+  float slope = 0;
   float level = 0;
+  float spread = 0;
+  float largest = 0;  // these two are of the whole row
+  float mean = 0;
   float label_logit = 0;  // known before the row's first block
   int32_t above = 0;      // logits above it, so far; added to by any thread
   int32_t lock = 0;       // of the row's list of largest logits

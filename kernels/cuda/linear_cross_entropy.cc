@@ -60,7 +60,7 @@ Result LoadKernels(DataType weight_type) {
   LOSSD_CUDA_PASS_ON(LoadPartSoftTargetKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadLogitKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadTransformedLogitKernels(weight_type));
-  LOSSD_CUDA_PASS_ON(sm90::LoadSmoothedLogitKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(sm90::LoadEntryKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadMaximumKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadInputGradientKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadSmoothedInputGradientKernels(weight_type));
@@ -240,8 +240,10 @@ TileRows LinearCrossEntropy::DescribeRows(const Shape& shape, Path path, const B
   tile.shares = from_first(batch.shares);
   tile.by_label = batch.by_label + first;
   tile.gradient_wanted = batch.dx != nullptr || batch.weight_gradient != WeightGradient::kNone;
+  if (tile.gradient_wanted) tile.entropy_gradients = from_first(batch.entropy_gradients);
   tile.options = batch.options;
   tile.smoothing = SmoothingOf(batch.options);
+  if (tile.entropy_gradients != nullptr) tile.smoothing = Smoothing::kElementwise;
   // With soft targets every entry has its own gradient in any case.
   if (batch.teacher != nullptr && tile.smoothing == Smoothing::kRankOne) {
     tile.smoothing = Smoothing::kElementwise;
@@ -303,7 +305,7 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
   for (int64_t first = 0; first < batch.rows; first += tile_rows) {
     const TileRows tile = DescribeTile(batch, first, std::min(tile_rows, batch.rows - first), buffers);
     LOSSD_CUDA_PASS_ON(PrepareRows(tile, batch.hidden_type, batch.hidden_states, stream));
-    if (tile.smoothing == Smoothing::kRankOne) {
+    if (SmoothingOf(tile.options) == Smoothing::kRankOne) {
       LOSSD_CUDA_PASS_ON(MultiplyVocabularySum(tile, stream));
     }
     Report("prepare");
@@ -347,12 +349,14 @@ Result LinearCrossEntropy::TellHopperRows(const TileRows& tile, int64_t tile_row
 // E, or only its sums where E will be something else, and what follows from the sums.
 Result LinearCrossEntropy::MultiplyHopperLogits(const TileRows& tile, Which which, const Buffers& b,
                                                 cudaStream_t stream) {
-  SumPieces sums{b.partials, nullptr, static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kLogitColumns)),
-                 tile_rows_};
+  SumPieces sums{.exponentials = b.partials,
+                 .tiles = static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kLogitColumns)),
+                 .stride = tile_rows_};
   if (tile.smoothing == Smoothing::kElementwise) {
-    auto* logit_sums = reinterpret_cast<float*>(b.exponentials);
-    sums.logits = logit_sums;
-    LOSSD_CUDA_PASS_ON(sm90::SumSmoothedLogits(tile, which, {b.partials, logit_sums, tile_rows_}, stream));
+    const sm90::EntrySums out = sm90::EntrySumsIn(b.exponentials, b.partials, tile.vocab, tile_rows_);
+    sums.logits = tile.options.softcap == 0 ? nullptr : out.logits;
+    sums.moments = out.moments;
+    LOSSD_CUDA_PASS_ON(sm90::SumEntries(tile, which, out, stream));
   } else {
     char* e = tile.gradient_wanted ? b.exponentials : nullptr;
     LOSSD_CUDA_PASS_ON(sm90::MultiplyLogits(tile, which, {e, b.stride, b.partials, tile_rows_}, stream));
@@ -382,7 +386,7 @@ Result LinearCrossEntropy::HopperLosses(const TileRows& tile, const Buffers& b, 
   LOSSD_CUDA_PASS_ON(MultiplyHopperLogits(tile, Which::kRedo, b, stream));
   Report("rows");
   if (tile.smoothing == Smoothing::kElementwise && tile.gradient_wanted) {
-    LOSSD_CUDA_PASS_ON(sm90::FormSmoothedGradients(tile, b.exponentials, b.stride, stream));
+    LOSSD_CUDA_PASS_ON(sm90::FormEntries(tile, b.exponentials, b.stride, stream));
     Report("gradients");
   }
   return {};

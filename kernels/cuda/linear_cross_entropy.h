@@ -93,13 +93,14 @@ class LinearCrossEntropy {
     ShardStreams* shard_streams = nullptr;  // with ranks: of this step's device
 
     // Device memory. Arrays of BatchRows, copied.
-    int64_t rows = 0;  // valid ones
+    int64_t rows = 0;
     const int32_t* batch_rows = nullptr;
     const int32_t* labels = nullptr;
     const float* gradient_scales = nullptr;
     const float* z_gradient_scales = nullptr;  // null: gradient_scales
     const float* token_weights = nullptr;      // null: 1
     const float* lse_gradients = nullptr;      // null: 0
+    const float* entropy_gradients = nullptr;  // null: 0; other bits of gradients than zeros have
     const float* shares = nullptr;             // null: all count in dW
     const int32_t* by_label = nullptr;
 
@@ -129,8 +130,8 @@ class LinearCrossEntropy {
     // db [vocab], overwritten or added to as dw is. Required with a bias; without one it may be given, and
     // what is added is nothing.
     float* db = nullptr;
-    // With label smoothing and without softcap dW lacks -C_v t_h, which the caller keeps: t
-    // [PaddedHidden(hidden)]. Used where weight_gradient is not kNone.
+    // With label smoothing, without softcap and without gradients of the entropy dW lacks -C_v t_h, which the
+    // caller keeps: t [PaddedHidden(hidden)]. Used where weight_gradient is not kNone.
     float* smoothing_gradient = nullptr;
     WeightGradient smoothing_store = WeightGradient::kNone;
 

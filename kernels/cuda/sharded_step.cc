@@ -319,7 +319,7 @@ Result ShardedStep::Begin(int64_t first) {
       PlaceLabels(batch_.labels + first, tile.rows, shard_.first(), shape_.vocab, labels, stream_));
   LOSSD_CUDA_PASS_ON(PrepareRows(tile, batch_.hidden_type, batch_.hidden_states, stream_));
   if (segments_.size() > 1) LOSSD_CUDA_PASS_ON(SplitRows(tile, Own(), labels, stream_));
-  for (size_t i = 0; tile.smoothing == Smoothing::kRankOne && i < segments_.size(); ++i) {
+  for (size_t i = 0; SmoothingOf(tile.options) == Smoothing::kRankOne && i < segments_.size(); ++i) {
     LOSSD_CUDA_PASS_ON(MultiplyVocabularySum(Describe(first, i), stream_));
   }
   observer_.Report("prepare");
@@ -377,12 +377,14 @@ Result ShardedStep::TellWholeRows(int64_t first) {
 // E, or only its sums where E will be something else, and what the segment knows of rows.
 Result ShardedStep::MultiplyLogits(const Segment& segment, const TileRows& tile, Which which) {
   float* const partials = buffers_.partials;
-  SumPieces sums{partials, nullptr, static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kLogitColumns)),
-                 most_rows_};
+  SumPieces sums{.exponentials = partials,
+                 .tiles = static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kLogitColumns)),
+                 .stride = most_rows_};
   if (tile.smoothing == Smoothing::kElementwise) {
-    auto* logit_sums = reinterpret_cast<float*>(segment.exponentials);
-    sums.logits = logit_sums;
-    LOSSD_CUDA_PASS_ON(sm90::SumSmoothedLogits(tile, which, {partials, logit_sums, most_rows_}, stream_));
+    const sm90::EntrySums out = sm90::EntrySumsIn(segment.exponentials, partials, tile.vocab, most_rows_);
+    sums.logits = tile.options.softcap == 0 ? nullptr : out.logits;
+    sums.moments = out.moments;
+    LOSSD_CUDA_PASS_ON(sm90::SumEntries(tile, which, out, stream_));
   } else {
     char* e = tile.gradient_wanted ? segment.exponentials : nullptr;
     LOSSD_CUDA_PASS_ON(sm90::MultiplyLogits(tile, which, {e, segment.stride, partials, most_rows_}, stream_));
@@ -465,7 +467,7 @@ Result ShardedStep::InputGradient(int64_t first, size_t i) {
   TileRows tile = Describe(first, i);
   const bool formed = batch_.teacher != nullptr;
   if (tile.smoothing == Smoothing::kElementwise && tile.gradient_wanted && !formed) {
-    LOSSD_CUDA_PASS_ON(sm90::FormSmoothedGradients(tile, segment.exponentials, segment.stride, stream_));
+    LOSSD_CUDA_PASS_ON(sm90::FormEntries(tile, segment.exponentials, segment.stride, stream_));
     observer_.Report("gradients");
   }
   if (batch_.dx == nullptr) return {};

@@ -106,6 +106,12 @@ const OptionsCase kOptions[] = {
     {"ClassWeights", [](Problem& p) { p.class_weights = Spread(p.shape.vocab, 0.2f, 2.0f); }},
     {"TokenWeights", [](Problem& p) { p.token_weights = Spread(p.shape.tokens, -0.5f, 2.0f); }},
     {"LseGradients", [](Problem& p) { p.lse_gradients = Spread(p.shape.tokens, -0.5f, 0.5f); }},
+    {"EntropyGradients", [](Problem& p) { p.entropy_gradients = Spread(p.shape.tokens, -0.5f, 0.5f); }},
+    {"EntropyGradientsAlone",
+     [](Problem& p) {
+       p.token_weights.assign(static_cast<size_t>(p.shape.tokens), 0.0f);
+       p.entropy_gradients = Spread(p.shape.tokens, 0.1f, 1.0f);
+     }},
     {"Bias", [](Problem& p) { p.bias = Spread(p.shape.vocab, -1.0f, 1.0f); }},
     {"BiasWithSmoothing",
      [](Problem& p) {
@@ -121,6 +127,7 @@ const OptionsCase kOptions[] = {
        p.class_weights = Spread(p.shape.vocab, 0.2f, 2.0f);
        p.token_weights = Spread(p.shape.tokens, 0.1f, 2.0f);
        p.lse_gradients = Spread(p.shape.tokens, -0.1f, 0.1f);
+       p.entropy_gradients = Spread(p.shape.tokens, -0.1f, 0.1f);
      }},
 };
 

@@ -23,6 +23,7 @@ struct Options {
   kernels::LossOptions loss;
   bool class_weights = false;
   bool token_inputs = false;
+  bool entropy_gradients = false;
 };
 
 const std::vector<Options>& AllOptions() {
@@ -34,6 +35,8 @@ const std::vector<Options>& AllOptions() {
       {"z-loss and scale", {.logit_scale = 0.7f, .lse_square_scale = 1e-3f}},
       {"class weights and smoothing", {.label_smoothing = 0.2f}, true},
       {"token weights and upstream gradients", {.lse_square_scale = 1e-4f}, false, true},
+      {"gradients of the entropy", {}, false, true, true},
+      {"the same and smoothing", {.label_smoothing = 0.1f}, false, false, true},
   };
   return all;
 }
@@ -52,6 +55,9 @@ class Gradients : public HeadTest {
     for (int64_t i = 0; options.token_inputs && i < kTokens; ++i) {
       problem.token_weights.push_back(static_cast<float>(i % 4) / 2);
       problem.lse_gradients.push_back(static_cast<float>(i % 5) / 10);
+    }
+    for (int64_t i = 0; options.entropy_gradients && i < kTokens; ++i) {
+      problem.entropy_gradients.push_back(static_cast<float>(i % 3) / 4);
     }
     return problem;
   }
@@ -178,6 +184,7 @@ TEST_P(Gradients, IgnoredRowsAreAsIfTheyWereNotThere) {
     without.labels.clear();
     without.token_weights.clear();
     without.lse_gradients.clear();
+    without.entropy_gradients.clear();
     const size_t row_bytes = with.hidden_states.size() / kTokens;
     for (size_t i = 0; i < with.labels.size(); ++i) {
       if (with.labels[i] == kIgnoreIndex) continue;
@@ -186,6 +193,7 @@ TEST_P(Gradients, IgnoredRowsAreAsIfTheyWereNotThere) {
       without.hidden_states.insert(without.hidden_states.end(), row, row + row_bytes);
       if (!with.token_weights.empty()) without.token_weights.push_back(with.token_weights[i]);
       if (!with.lse_gradients.empty()) without.lse_gradients.push_back(with.lse_gradients[i]);
+      if (!with.entropy_gradients.empty()) without.entropy_gradients.push_back(with.entropy_gradients[i]);
     }
     HeadUnderTest head(device_.get(), problem);
     const std::unique_ptr<Gradient> gradient = head.CreateGradient();

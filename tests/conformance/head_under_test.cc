@@ -45,6 +45,7 @@ ChunkInput RowsOf(const Problem& problem, int64_t first, int64_t count) {
   chunk.z_gradient_scale = problem.z_gradient_scale;
   chunk.token_weights = Slice(problem.token_weights, first, count);
   chunk.lse_gradients = Slice(problem.lse_gradients, first, count);
+  chunk.entropy_gradients = Slice(problem.entropy_gradients, first, count);
   return chunk;
 }
 
@@ -53,7 +54,8 @@ BatchKey KindOf(const Problem& problem, DataType dx_type) {
           .dx_type = dx_type,
           .options = problem.options,
           .class_weights = problem.class_weights.empty() ? ClassWeights::kIgnore : ClassWeights::kUse,
-          .bias = problem.bias.empty() ? Bias::kIgnore : Bias::kUse};
+          .bias = problem.bias.empty() ? Bias::kIgnore : Bias::kUse,
+          .entropy_gradients = !problem.entropy_gradients.empty()};
 }
 
 HeadConfig ConfigOf(const Problem& problem) {
@@ -100,6 +102,7 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
                     .z_gradient_scale = chunk.z_gradient_scale,
                     .token_weights = PointerTo(chunk.token_weights),
                     .lse_gradients = PointerTo(chunk.lse_gradients),
+                    .entropy_gradients = PointerTo(chunk.entropy_gradients),
                     .accumulate = loss_only ? ChunkRows::Accumulate::kNo : chunk.accumulate,
                     .losses = dw_only ? nullptr : losses.As<float>(),
                     .returns = returns.Pointers(),

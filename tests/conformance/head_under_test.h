@@ -36,6 +36,7 @@ struct ChunkInput {
   std::optional<float> z_gradient_scale = {};
   std::vector<float> token_weights = {};
   std::vector<float> lse_gradients = {};
+  std::vector<float> entropy_gradients = {};
   ChunkRows::Accumulate accumulate = ChunkRows::Accumulate::kYes;
 };
 

@@ -83,6 +83,13 @@ std::vector<OptionCase> OptionsAlone(DataType type) {
     p.options.lse_square_scale = 0.1f;
     p.z_gradient_scale = 3.0f * p.gradient_scale;
   });
+  // Beside every other, as it changes how gradients are formed.
+  for (size_t i = 0, alone = cases.size(); i < alone; ++i) {
+    OptionCase with = cases[i];
+    absl::StrAppend(&with.name, " and entropy_gradients");
+    with.problem.entropy_gradients = dice.Values(plain.shape.tokens, -1.0f, 1.0f);
+    cases.push_back(std::move(with));
+  }
   return cases;
 }
 
@@ -110,6 +117,7 @@ OptionCase RandomOptions(DataType type, uint64_t seed) {
     const float size = dice.OneOf({0.1f, 2.0f, 6.0f});
     problem.bias = dice.Values(vocab, -size, size);
   }
+  if (dice.Chance(0.4)) problem.entropy_gradients = dice.Values(tokens, -1.0f, 1.0f);
   return {absl::StrCat("seed ", seed), std::move(problem)};
 }
 
@@ -121,6 +129,7 @@ std::string DescribeOptions(const Problem& problem) {
   if (!problem.class_weights.empty()) absl::StrAppend(&text, ", class weights");
   if (!problem.token_weights.empty()) absl::StrAppend(&text, ", token weights");
   if (!problem.lse_gradients.empty()) absl::StrAppend(&text, ", lse gradients");
+  if (!problem.entropy_gradients.empty()) absl::StrAppend(&text, ", entropy gradients");
   if (problem.z_gradient_scale.has_value()) {
     absl::StrAppend(&text, ", z gradient scale ", *problem.z_gradient_scale);
   }

@@ -69,6 +69,7 @@ Problem Reordered(const Problem& problem, const std::vector<int64_t>& order) {
     reordered.labels[to] = problem.labels[from];
     if (!problem.token_weights.empty()) reordered.token_weights[to] = problem.token_weights[from];
     if (!problem.lse_gradients.empty()) reordered.lse_gradients[to] = problem.lse_gradients[from];
+    if (!problem.entropy_gradients.empty()) reordered.entropy_gradients[to] = problem.entropy_gradients[from];
   }
   return reordered;
 }
@@ -97,6 +98,13 @@ class OptionProperties : public HeadTest {
     // Without softcap smoothing is computed in another way.
     problems.push_back(ManyRows());
     problems.back().options.softcap = 0;
+    // Nor is it where entries have the entropy's gradient as well.
+    for (const float smoothing : {0.0f, 0.1f}) {
+      Problem& problem = problems.emplace_back(ManyRows());
+      problem.options.softcap = 0;
+      problem.options.label_smoothing = smoothing;
+      problem.entropy_gradients = problem.lse_gradients;
+    }
     for (uint64_t seed = 1; seed <= kSeeds; seed += static_cast<uint64_t>(ranks())) {
       Problem problem = RandomOptions(type(), 1000 + seed).problem;
       if (Takes(problem.shape.vocab)) problems.push_back(std::move(problem));
@@ -231,24 +239,46 @@ TEST_P(OptionProperties, ARowOfNoWeightIsAsIfItWereIgnored) {
   problems.back().gradient_scale = 0x1p-24f;
   for (Problem problem : problems) {
     SCOPED_TRACE(DescribeOptions(problem));
-    problem.lse_gradients.clear();
     if (problem.token_weights.empty()) problem.token_weights.assign(problem.labels.size(), 1.0f);
     Problem without = problem;
     for (size_t r = 0; r < problem.labels.size(); r += 2) {
-      problem.token_weights[r] = 0;
+      for (std::vector<float>* factors :
+           {&problem.token_weights, &problem.lse_gradients, &problem.entropy_gradients}) {
+        if (!factors->empty()) (*factors)[r] = 0;
+      }
       without.labels[r] = kIgnoreIndex;
     }
     HeadUnderTest head(device_.get(), problem);
-    const ChunkOutput weighted = head.Run(problem);
+    const ChunkOutput ignored = head.Run(without);
     const std::vector<float> gradient = head.Gradient();
     const std::vector<float> bias_gradient = head.BiasGradient();
     head.backend().ResetGradient();
-    const ChunkOutput ignored = head.Run(without);
-    for (size_t i = 0; i < ignored.losses.size(); ++i) EXPECT_EQ(weighted.losses[i], ignored.losses[i]);
-    for (size_t i = 0; i < ignored.dx.size(); ++i) EXPECT_EQ(weighted.dx[i], ignored.dx[i]);
-    EXPECT_LT(Difference(gradient, head.Gradient()), GradientError());
-    EXPECT_LT(Difference(bias_gradient, head.BiasGradient()), GradientError());
+    // It is computed if something is wanted that has no weight, otherwise not.
+    const ChunkOutput told = head.Run(problem, {.log_sum_exp = true});
+    for (size_t i = 0; i < ignored.losses.size(); ++i) EXPECT_EQ(told.losses[i], ignored.losses[i]);
+    for (size_t i = 0; i < ignored.dx.size(); ++i) EXPECT_EQ(told.dx[i], ignored.dx[i]);
+    EXPECT_LT(Difference(head.Gradient(), gradient), GradientError());
+    EXPECT_LT(Difference(head.BiasGradient(), bias_gradient), GradientError());
+    head.backend().ResetGradient();
+    ExpectSame(head.Run(problem), ignored);
+    EXPECT_TRUE(SameBits(head.Gradient(), gradient));
+    EXPECT_TRUE(SameBits(head.BiasGradient(), bias_gradient));
   }
+}
+
+// Nothing of a row whose factors are all 0 is computed: not even that it overflows.
+TEST_P(OptionProperties, ARowOfNoWeightCostsNothing) {
+  Problem problem = RandomProblem({.shape = {5, 300, 24}, .type = type()});
+  problem.token_weights = {1, 0, 1, 0, 1};
+  problem.hidden_type = DataType::kFloat32;
+  std::vector<float> x = problem.HiddenStates();
+  std::fill_n(x.begin() + 24, 24, 3e38f);
+  problem.hidden_states = kernels::testing::Narrowed(DataType::kFloat32, x);
+  HeadUnderTest head(device_.get(), problem);
+  EXPECT_TRUE(std::isnan(head.Run(problem, {.log_sum_exp = true}).losses[1]));
+  const ChunkOutput output = head.Run(problem);
+  EXPECT_EQ(output.losses[1], 0.0f);
+  for (int64_t i = 24; i < 48; ++i) EXPECT_EQ(output.dx[static_cast<size_t>(i)], 0.0f);
 }
 
 TEST_P(OptionProperties, FactorsBeyondAllRangeDoNotReachTheWeightGradient) {

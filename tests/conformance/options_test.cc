@@ -102,6 +102,7 @@ Sizes SizesOfTerms(const Problem& problem, const Reference& whole) {
   if (problem.options.label_smoothing > 0) add([](Problem& p) { p.options.label_smoothing = 0; });
   if (problem.options.lse_square_scale > 0) add([](Problem& p) { p.options.lse_square_scale = 0; });
   if (!problem.lse_gradients.empty()) add([](Problem& p) { p.lse_gradients.clear(); });
+  if (!problem.entropy_gradients.empty()) add([](Problem& p) { p.entropy_gradients.clear(); });
   return sizes;
 }
 

@@ -127,6 +127,12 @@ float CrossEntropyRow(const Problem& problem, float* logits, const float* teache
   const float own = label_weight * (1 - epsilon) * class_weight(label);
   const float a = problem.token_weights.empty() ? 1.0f : problem.token_weights[row];
   const float u = problem.lse_gradients.empty() ? 0.0f : problem.lse_gradients[row];
+  const float omega = problem.entropy_gradients.empty() ? 0.0f : problem.entropy_gradients[row];
+  float entropy = 0;
+  for (size_t v = 0; v < vocab; ++v) {
+    const float log_p = logits[v] - largest - log_sum;
+    entropy -= std::exp(log_p) * log_p;
+  }
   const float lambda = options.lse_square_scale;
   const float loss = a * (own * (log_sum - (logits[label] - largest)) + share * smooth + lambda * lse * lse +
                           soft_weight * divergence);
@@ -139,7 +145,8 @@ float CrossEntropyRow(const Problem& problem, float* logits, const float* teache
         a * g * (own * (v == label ? p - 1.0f : p) + share * (p * class_weight_sum - class_weight(v)));
     const float of_lse = (2 * a * g_z * lambda * lse + g * u) * p;
     const float of_teacher = a * g * soft_weight * soft_slopes[v];
-    logits[v] = options.logit_scale * slope * (of_loss + of_lse + of_teacher);
+    const float of_entropy = -g * omega * p * (logits[v] - largest - log_sum + entropy);
+    logits[v] = options.logit_scale * slope * (of_loss + of_lse + of_teacher + of_entropy);
   }
   return loss;
 }

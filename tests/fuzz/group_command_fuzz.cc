@@ -16,7 +16,7 @@ void CheckArrays(const engine::StartBatchCommand& batch) {
     const auto tokens = static_cast<size_t>(chunk.tokens);
     Expect(chunk.tokens > 0 && tokens <= chunk.labels.size(), "there are no more tokens than came");
     Expect(chunk.labels.size() == 8 * tokens, "every token has a label");
-    for (const std::string* floats : {&chunk.token_weights, &chunk.lse_gradients}) {
+    for (const std::string* floats : {&chunk.token_weights, &chunk.lse_gradients, &chunk.entropy_gradients}) {
       Expect(floats->empty() || floats->size() == 4 * tokens, "every token has a number, or none has");
     }
   }

@@ -46,6 +46,10 @@ void WeighClasses(Problem& problem) {
 void AddLseGradients(Problem& problem) {
   problem.lse_gradients = Uniform(problem.shape.tokens, -3.0f, 1.0f, 13);
 }
+void AddEntropyGradients(Problem& problem) {
+  problem.entropy_gradients = Uniform(problem.shape.tokens, -1.0f, 2.0f, 15);
+  problem.entropy_gradients[0] = 0;
+}
 void AddZLoss(Problem& problem) {
   problem.options.lse_square_scale = 0.01f;
   problem.z_gradient_scale = 0.7f;
@@ -124,6 +128,40 @@ constexpr Case kCases[] = {
      }},
     {"bias with all",
      [](Problem& problem) {
+       AddBias(problem);
+       UseAllButSoftcap(problem);
+       Cap(problem);
+     }},
+    {"gradients of the entropy", AddEntropyGradients},
+    {"gradients of the entropy alone",
+     [](Problem& problem) {
+       AddEntropyGradients(problem);
+       problem.token_weights.assign(static_cast<size_t>(problem.shape.tokens), 0.0f);
+     }},
+    {"gradients of the entropy with logit scale",
+     [](Problem& problem) {
+       AddEntropyGradients(problem);
+       Scale(problem);
+     }},
+    {"gradients of the entropy with softcap",
+     [](Problem& problem) {
+       AddEntropyGradients(problem);
+       Cap(problem);
+     }},
+    {"gradients of the entropy with smoothing",
+     [](Problem& problem) {
+       AddEntropyGradients(problem);
+       Smooth(problem);
+     }},
+    {"gradients of the entropy with bias and all but softcap",
+     [](Problem& problem) {
+       AddEntropyGradients(problem);
+       AddBias(problem);
+       UseAllButSoftcap(problem);
+     }},
+    {"gradients of the entropy with bias and all",
+     [](Problem& problem) {
+       AddEntropyGradients(problem);
        AddBias(problem);
        UseAllButSoftcap(problem);
        Cap(problem);
@@ -223,6 +261,7 @@ Problem Part(const Problem& whole, int64_t first, int64_t count) {
   cut(part.labels, 1);
   cut(part.token_weights, 1);
   cut(part.lse_gradients, 1);
+  cut(part.entropy_gradients, 1);
   return part;
 }
 

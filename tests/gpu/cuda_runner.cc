@@ -87,7 +87,9 @@ BatchRows SelectRows(const Problem& problem, const CudaOptions& options, const L
                                .share = 1.0f,
                                .z_gradient_scale = problem.z_gradient_scale,
                                .token_weights = array(problem.token_weights),
-                               .lse_gradients = array(problem.lse_gradients)};
+                               .lse_gradients = array(problem.lse_gradients),
+                               .entropy_gradients = array(problem.entropy_gradients),
+                               .wants_unweighted = true};
   BatchRows rows = options.shard == nullptr ? step.Arrange({&all, 1}, teacher)
                                             : step.Arrange({&all, 1}, *options.shard, teacher);
   if (options.shares.empty()) return rows;
@@ -283,6 +285,7 @@ class Runner {
     LOSSD_CUDA_PASS_ON(optional("z_gradient_scales", rows.z_gradient_scales, &batch->z_gradient_scales));
     LOSSD_CUDA_PASS_ON(optional("token_weights", rows.token_weights, &batch->token_weights));
     LOSSD_CUDA_PASS_ON(optional("lse_gradients", rows.lse_gradients, &batch->lse_gradients));
+    LOSSD_CUDA_PASS_ON(optional("entropy_gradients", rows.entropy_gradients, &batch->entropy_gradients));
     return optional("shares", rows.shares, &batch->shares);
   }
 
@@ -359,7 +362,8 @@ class Runner {
     LOSSD_CUDA_PASS_ON(dw_->Read(&wide));
     LOSSD_CUDA_PASS_ON(smoothing_->Read(&smoothing));
     const bool smoothed = cuda::SmoothingOf(problem_.options) == cuda::Smoothing::kRankOne &&
-                          options_.weight_gradient != WeightGradient::kNone && !problem_.teacher.has_value();
+                          options_.weight_gradient != WeightGradient::kNone &&
+                          !problem_.teacher.has_value() && problem_.entropy_gradients.empty();
     for (int64_t v = 0; v < vocab_; ++v) {
       const float weight = problem_.class_weights.empty()
                                ? 1.0f

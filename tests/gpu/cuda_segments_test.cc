@@ -171,6 +171,12 @@ std::vector<Case> Cases(DataType type, const Shape& shape) {
     problem.options.softcap = 5.0f;
   });
   add("smoothing", [](Problem& problem) { problem.options.label_smoothing = 0.1f; });
+  add("gradients of the entropy",
+      [&, tokens = tokens](Problem& problem) { problem.entropy_gradients = Varied(tokens, -0.5f, 0.2f); });
+  add("gradients of the entropy, smoothing and softcap", [&, tokens = tokens](Problem& problem) {
+    problem.entropy_gradients = Varied(tokens, -0.5f, 0.2f);
+    problem.options = {.softcap = 5.0f, .label_smoothing = 0.1f};
+  });
   add("smoothing, class weights and bias", [vocab = vocab](Problem& problem) {
     problem.options.label_smoothing = 0.1f;
     problem.class_weights = Varied(vocab, 0.1f, 0.2f);

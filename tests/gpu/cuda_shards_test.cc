@@ -255,6 +255,12 @@ TEST_P(CudaShards, OptionsAgreeWithTheReference) {
       problem.token_weights = varied(150, 0.0f, 0.3f);
       problem.lse_gradients = varied(150, -0.5f, 0.1f);
     });
+    check("gradients of the entropy",
+          [&](Problem& problem) { problem.entropy_gradients = varied(150, -0.5f, 0.1f); });
+    check("gradients of the entropy and smoothing", [&](Problem& problem) {
+      problem.entropy_gradients = varied(150, -0.5f, 0.1f);
+      problem.options.label_smoothing = 0.1f;
+    });
     check("weights of classes", [&](Problem& problem) { problem.class_weights = varied(700, 0.1f, 0.2f); });
     check("bias", [&](Problem& problem) { problem.bias = varied(700, -1.0f, 0.2f); });
     check("scale and softcap", [](Problem& problem) {

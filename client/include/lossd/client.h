@@ -317,10 +317,13 @@ struct Batch {
   int64_t first_token = 0;      // offset of the batch in the trainer's step
   LossOptions loss = {};
   std::optional<Distillation> distillation = {};  // soft targets
-  // Values for each token, [N] and finite, or empty. Weights multiply its loss and its gradients. An upstream
-  // gradient of its log-sum-exp adds to its gradients, which gradient_scale multiplies as a whole.
+  // Values for each token, [N] and finite, or empty. Weights multiply its loss and its gradients. Upstream
+  // gradients of its log-sum-exp and of its entropy add to its gradients, which gradient_scale multiplies as
+  // a whole. A token whose values here are all 0, its weight among them, travels and costs no more than an
+  // ignored one if nothing is wanted of it that is not 0 then: no returns but z_losses. It is a valid token.
   std::span<const float> token_weights = {};
   std::span<const float> lse_gradients = {};
+  std::span<const float> entropy_gradients = {};
   // Multiplies the z-loss's part of the gradients instead of gradient_scale; not for kMean, which has
   // z_normalizer.
   std::optional<float> z_gradient_scale = {};
@@ -336,8 +339,9 @@ struct Batch {
   bool torch_compat = false;
   // What the head's weights must be, as an earlier BatchResult said: chunks that meet another version are
   // rejected with FAILED_PRECONDITION. For losses with an outer function of their own, in two phases:
-  //   1. kLossOnly with `returns`: losses l, log-sum-exps e, weight_version.
-  //   2. The same tokens with token_weights = ∂L/∂l, lse_gradients = ∂L/∂e and that weight_version.
+  //   1. kLossOnly with `returns`: losses l, log-sum-exps e, entropies h, weight_version.
+  //   2. The same tokens with token_weights = ∂L/∂l, lse_gradients = ∂L/∂e, entropy_gradients = ∂L/∂h (if L
+  //      is one of them) and that weight_version.
   std::optional<uint64_t> weight_version = {};
   // Deterministic sessions: the place of the first token among the session's tokens since the last flush.
   // Unset: behind those of the batch before. For batches that may come in any order, and for a process that

@@ -191,12 +191,10 @@ absl::Status ValidateLoss(const HeadConfig& head, const Batch& batch) {
   if (absl::Status status = ValidateOptions(head, batch); !status.ok()) return status;
   if (absl::Status status = ValidateDistillation(batch); !status.ok()) return status;
   const size_t tokens = batch.labels.size();
-  if (absl::Status status = ValidateTokens(batch.token_weights, tokens, "token_weights"); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = ValidateTokens(batch.lse_gradients, tokens, "lse_gradients"); !status.ok()) {
-    return status;
-  }
+  absl::Status status = ValidateTokens(batch.token_weights, tokens, "token_weights");
+  status.Update(ValidateTokens(batch.lse_gradients, tokens, "lse_gradients"));
+  status.Update(ValidateTokens(batch.entropy_gradients, tokens, "entropy_gradients"));
+  if (!status.ok()) return status;
   return ValidateReduction(head, batch);
 }
 

@@ -25,6 +25,7 @@ int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs) {
   int64_t bytes = kLabelBytes + kLossBytes + BytesOnWire(outputs.returns);
   if (!batch.token_weights.empty()) bytes += kWeightBytes;
   if (!batch.lse_gradients.empty()) bytes += kWeightBytes;
+  if (!batch.entropy_gradients.empty()) bytes += kWeightBytes;
   return bytes;
 }
 

@@ -43,6 +43,9 @@ void SetTokenInputs(const Batch& batch, Runs runs, v1::Chunk* chunk) {
   if (!batch.lse_gradients.empty()) {
     Assign(batch.lse_gradients, runs, chunk->mutable_token_inputs()->mutable_lse_gradients());
   }
+  if (!batch.entropy_gradients.empty()) {
+    Assign(batch.entropy_gradients, runs, chunk->mutable_token_inputs()->mutable_entropy_gradients());
+  }
 }
 
 void SetRef(const RegionPlace& place, int64_t offset, v1::TensorRef* ref) {
@@ -223,7 +226,6 @@ absl::Status LaneRun::TakeResult(const DecodedResponse& response) {
   } else {
     CopyOutputs(response, piece);
     piece.loss_sum = result.loss_sum();
-    piece.valid_tokens = result.valid_tokens();
     piece.sums = result.sums();
     piece.repeated = result.disposition() == v1::DISPOSITION_REPEATED;
     piece.weight_version = result.weight_version();

@@ -24,9 +24,9 @@ double InUnits(double value, const Units& from, const Units& to);
 struct RowSums {
   double sum = 0;              // over the segment's E, with the label's; 0 where there are no entries
   double weighted_logits = 0;  // label smoothing: sum of C s
-  double moment = 0;           // entropy: sum of E (s - largest)
+  double moment = 0;           // the entropy and its gradient: sum of E (s - largest)
   Units units;                 // of sum, moment and target_exponential
-  float largest = -std::numeric_limits<float>::infinity();  // entropy: s
+  float largest = -std::numeric_limits<float>::infinity();  // the same: s
   int32_t above = 0;                                        // logits above the label's
   bool overflowed = false;
   bool redone = false;  // its offset was out of range

@@ -22,14 +22,15 @@ constexpr int64_t kColumnsPerTask = 64;
 
 RowRecord RecordFor(const LinearCrossEntropyParams& params) {
   const bool plain = params.options.softcap == 0 && params.options.label_smoothing == 0 &&
-                     !params.returns.whole_row() && params.teacher == nullptr;
+                     !params.returns.whole_row() && params.teacher == nullptr &&
+                     params.entropy_gradients == nullptr;
   return plain ? RowRecord::kPlain : RowRecord::kFull;
 }
 
 GradientForm FormFor(const LinearCrossEntropyParams& params, Arithmetic arithmetic) {
   const bool wants_gradient = params.dx != nullptr || params.weight_gradient != WeightGradient::kNone;
   if (!wants_gradient) return GradientForm::kExponentials;
-  if (params.teacher != nullptr) return GradientForm::kFromLogits;
+  if (params.teacher != nullptr || params.entropy_gradients != nullptr) return GradientForm::kFromLogits;
   if (params.options.label_smoothing == 0) return GradientForm::kExponentials;
   // E times the softcap's derivative does not tell which is which, and E in 16 bits has lost digits.
   const bool keeps = params.options.softcap == 0 && arithmetic == Arithmetic::kSimd;
@@ -76,14 +77,14 @@ RowSums SegmentStep::Sums(int64_t r) const {
       sums.weighted_logits += tile_.Detail(block, r).weighted_logits;
     }
   }
-  if (params_.returns.entropy != nullptr) AddEntropy(r, &sums);
+  if (WantsMoments(params_)) AddMoments(r, &sums);
   if (tile_.row_details == nullptr) return sums;
   sums.above = tile_.row_details[r].above;
   sums.label_factor = tile_.row_details[r].label_factor;
   return sums;
 }
 
-void SegmentStep::AddEntropy(int64_t r, RowSums* sums) const {
+void SegmentStep::AddMoments(int64_t r, RowSums* sums) const {
   for (int64_t block = 0; block < tile_.blocks; ++block) {
     sums->largest = std::max(sums->largest, tile_.Detail(block, r).largest);
   }
@@ -108,8 +109,12 @@ void SegmentStep::SetFactors(int64_t r, const RowFactors& factors, double sum) {
     row.scale = static_cast<float>(factors.numerator / sum);
   } else {
     row.scale = factors.scale;
-    tile_.row_details[r].slope = static_cast<float>(factors.numerator / sum);
-    tile_.row_details[r].level = factors.level;
+    RowDetail& detail = tile_.row_details[r];
+    detail.slope = static_cast<float>(factors.numerator / sum);
+    detail.level = factors.level;
+    detail.spread = static_cast<float>(factors.spread / sum);
+    detail.largest = factors.largest;
+    detail.mean = factors.mean;
   }
 }
 

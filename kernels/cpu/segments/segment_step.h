@@ -70,7 +70,7 @@ class SegmentStep {
   void SumRows(Range rows);
   void RedoRowsOutOfRange();
   void UseTrueMaximum(int64_t r);
-  void AddEntropy(int64_t r, RowSums* sums) const;
+  void AddMoments(int64_t r, RowSums* sums) const;
   void AddTargets();
   void SumGradients(int64_t block, float* scratch, double* sums) const;
 

@@ -21,6 +21,7 @@ struct RowStatistics {
   float most = -kInfinity;  // of s - t
   float least = kInfinity;
   double others = 0;      // Σ e^(s - largest)
+  double moment = 0;      // Σ e^(s - largest) (s - largest)
   double student = 0;     // Σ e^((s - largest) / T)
   double teacher = 0;     // Σ e^((t - teacher_largest) / T)
   double difference = 0;  // Σ e^((s - largest) / T) (s - t); of kReverseKl only
@@ -56,6 +57,7 @@ LOSSD_HOST_DEVICE inline SoftPart MergeSoftParts(const SoftPart (&parts)[kMostPa
     row.slope = parts[p].slope;
   }
   double others[kMostParts] = {};
+  double moments[kMostParts] = {};
   double student[kMostParts] = {};
   double teacher[kMostParts] = {};
   double difference[kMostParts] = {};
@@ -67,11 +69,13 @@ LOSSD_HOST_DEVICE inline SoftPart MergeSoftParts(const SoftPart (&parts)[kMostPa
         static_cast<double>(sums.teacher_largest) - static_cast<double>(all.teacher_largest);
     const double ratio = exp(below * inverse);
     others[p] = sums.others * exp(below);
+    moments[p] = (sums.moment + below * sums.others) * exp(below);
     student[p] = sums.student * ratio;
     teacher[p] = sums.teacher * exp(teacher_below * inverse);
     difference[p] = sums.difference * ratio;
   }
   all.others = SumInTree(others, count);
+  all.moment = SumInTree(moments, count);
   all.student = SumInTree(student, count);
   all.teacher = SumInTree(teacher, count);
   all.difference = SumInTree(difference, count);

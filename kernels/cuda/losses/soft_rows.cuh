@@ -28,6 +28,9 @@ struct EntryFactors {
   float gradient_factor;   // of e^(s - largest)
   float smoothing_factor;  // of C
   float soft_factor;       // of ∂D/∂s T
+  // e^(s - largest) is multiplied by the first times (logit_mean - (s - largest)) as well.
+  float entropy_factor;
+  float logit_mean;
 };
 
 // The label's own entry and what is for the row's end, in fp64. For thread 0.
@@ -64,6 +67,12 @@ __device__ double TotalReach(const RowStatistics& sums, double inverse, double b
   return 0.8 - 4.0 * log(1.0 - beta);
 }
 
+// The most that the entropy's part can be in one entry of e^(s - largest): e^x |x + c| with x <= 0 is at most
+// c or 1 / e.
+__device__ inline double EntropyEntryReach(const GradientTerms& terms, double sum, double logit_mean) {
+  return terms.delta == 0 ? 0.0 : fabs(terms.delta / sum) * (0.4 - logit_mean);
+}
+
 __device__ inline double TokenWeight(const TileRows& tile, int32_t row) {
   return tile.token_weights == nullptr ? 1.0 : tile.token_weights[row];
 }
@@ -98,14 +107,17 @@ __device__ void SetFactors(const TileRows& tile, const Distillation& options, in
   const double class_weight = ClassWeight(tile, tile.labels[row]);
   const GradientTerms terms = GradientTermsOf(
       tile, row, token_weight, static_cast<double>(options.label_weight), class_weight, end->log_sum_exp);
-  end->target = -terms.beta * (sums.others / sum) - terms.gamma * class_weight;
-  if (terms.rest != 0) end->target += terms.rest * (own / sum);
+  const double own_distance = static_cast<double>(own_logit) - sums.largest;
+  end->target =
+      TargetOf(terms, {sums.others, own, 0, sums.moment}, own_distance) - terms.gamma * class_weight;
+  const double logit_mean = (sums.moment + (own > 0 ? own * own_distance : 0.0)) / sum;
   end->soft_factor = token_weight * tile.gradient_scales[row] * static_cast<double>(options.weight) * inverse;
 
   const double soft_reach =
       fabs(end->soft_factor) * Reach<kDivergence>(sums, student_sum, teacher_sum, inverse, options.beta);
-  const double reach =
-      fabs(terms.alpha / sum) + fabs(terms.gamma) * static_cast<double>(tile.classes.largest) + soft_reach;
+  const double reach = fabs(terms.alpha / sum) +
+                       fabs(terms.gamma) * static_cast<double>(tile.classes.largest) + soft_reach +
+                       EntropyEntryReach(terms, sum, logit_mean);
   const int exponent = reach > 0 && isfinite(reach) ? ilogb(reach) + 1 : 0;
   // As in FormElementwise: a row that they are all 0 of has no say in what is common to rows.
   const double tau = reach > 0 ? static_cast<double>(tile.options.logit_scale) : 0.0;
@@ -121,13 +133,16 @@ __device__ void SetFactors(const TileRows& tile, const Distillation& options, in
           static_cast<float>(end->mean),
           factor(terms.alpha / sum),
           factor(terms.gamma),
-          factor(end->soft_factor)};
+          factor(end->soft_factor),
+          factor(terms.delta / sum),
+          terms.delta == 0 ? 0.0f : static_cast<float>(logit_mean)};
   // A bias is as if each row of X ended in a 1.
   const double largest = tile.bias == nullptr ? tile.largest[row] : fmaxf(tile.largest[row], 1.0f);
   const double soft_total = fabs(end->soft_factor) * TotalReach<kDivergence>(sums, inverse, options.beta);
   const double contribution = static_cast<double>(tile.options.logit_scale) *
-                              fmax(fmax(fabs(terms.alpha), fabs(terms.beta)),
-                                   fmax(fabs(terms.gamma) * fmax(tile.classes.sum, 1.0), soft_total));
+                              fmax(fmax(fmax(fabs(terms.alpha), fabs(terms.beta)),
+                                        fmax(fabs(terms.gamma) * fmax(tile.classes.sum, 1.0), soft_total)),
+                                   EntropyReach(tile, terms));
   const bool in_range = isfinite(reach) && contribution * largest < kLargestContribution &&
                         fabs(static_cast<double>(end->scale)) * largest < kLargestScaledRow;
   out->overflowed = whole.overflowed != 0 || !isfinite(end->log_sum_exp) || !isfinite(end->shift) ||
@@ -190,8 +205,11 @@ __device__ bool VisitEntries(const TileRows& tile, const RowLogits<kExact>& logi
               const float soft =
                   SoftGradient<kDivergence>(e, (s[i] - t[i]) * factors.inverse, factors.mean, beta);
               value = factors.soft_factor * soft;
-              if (factors.gradient_factor != 0) {
-                value = __fmaf_rn(factors.gradient_factor, PlainExponential(s[i] - factors.largest), value);
+              if (factors.gradient_factor != 0 || factors.entropy_factor != 0) {
+                const float below = s[i] - factors.largest;
+                const float own =
+                    __fmaf_rn(-factors.entropy_factor, below - factors.logit_mean, factors.gradient_factor);
+                value = __fmaf_rn(own, PlainExponential(below), value);
               }
               value = __fmaf_rn(-factors.smoothing_factor, class_weight, value) * slopes[i];
               if (!(fabsf(value) <= kLargestEntry)) {
@@ -215,7 +233,7 @@ __device__ bool VisitEntries(const TileRows& tile, const RowLogits<kExact>& logi
 // The end
 
 __device__ inline void WriteOverflow(const TileRows& tile, int32_t row) {
-  WriteRow(tile, row, {NaN(), NaN(), NaN(), NaN(), NaN(), NaN(), 0.0f, 0.0f, true});
+  WriteRow(tile, row, OverflowedRow());
   if (tile.returns.divergence != nullptr) tile.returns.divergence[tile.batch_rows[row]] = NaN();
 }
 
@@ -259,7 +277,7 @@ __device__ void FinishSoftRow(const TileRows& tile, const Distillation& options,
   WriteRow(tile, row,
            {static_cast<float>(token_weight * loss), static_cast<float>(end.log_sum_exp),
             static_cast<float>(token_weight * z_loss), static_cast<float>(-end.surprise), end.scale,
-            IsOwn(tile, tile.labels[row]) ? target : 0.0f, 0.0f, 0.0f, false});
+            IsOwn(tile, tile.labels[row]) ? target : 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, false});
   if (tile.returns.divergence != nullptr) {
     tile.returns.divergence[tile.batch_rows[row]] = static_cast<float>(divergence);
   }

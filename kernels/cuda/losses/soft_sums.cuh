@@ -90,6 +90,7 @@ __device__ inline float PlainExponential(float z) { return ScaledExponential(0.0
 struct RunningSums {
   float offset = -kInfinity;
   double sums[3] = {0, 0, 0};
+  double moment = 0;  // of the first: times what its exponentials are of
 
   __device__ void Reach(float largest, float slack, const double (&rates)[3]) {
     if (!(largest > offset + slack)) return;
@@ -99,6 +100,7 @@ struct RunningSums {
   // Rescales the sums to the offset `to`, which is not below any logit.
   __device__ void Move(float to, const double (&rates)[3]) {
     const double distance = static_cast<double>(offset) - to;
+    moment = sums[0] == 0 ? 0 : (moment + distance * sums[0]) * exp(distance * rates[0]);
 #pragma unroll
     for (int i = 0; i < 3; ++i) sums[i] = sums[i] == 0 ? 0 : sums[i] * exp(distance * rates[i]);
   }
@@ -137,12 +139,14 @@ __device__ RowStatistics Summarise(const RowLogits<kExact>& logits, float invers
         own.Reach(group_largest, slack, rates);
         teacher.Reach(group_teacher, slack, teacher_rates);
         float sums[4] = {};
+        float moment = 0;
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) {
           if (!logits.Counts(first, i, count)) continue;
           const float plain = PlainExponential(s[i] - own.offset);
           const float soft = same ? plain : PlainExponential((s[i] - own.offset) * inverse);
           sums[0] += plain;
+          moment = __fmaf_rn(plain, s[i] - own.offset, moment);
           sums[1] += soft;
           if constexpr (kDivergence == Divergence::kReverseKl)
             sums[2] = __fmaf_rn(soft, s[i] - t[i], sums[2]);
@@ -150,6 +154,7 @@ __device__ RowStatistics Summarise(const RowLogits<kExact>& logits, float invers
         }
 #pragma unroll
         for (int i = 0; i < 3; ++i) own.sums[i] += sums[i];
+        own.moment += moment;
         teacher.sums[0] += sums[3];
       });
   RowStatistics all;
@@ -164,6 +169,7 @@ __device__ RowStatistics Summarise(const RowLogits<kExact>& logits, float invers
   own.Move(all.largest, rates);
   teacher.Move(all.teacher_largest, teacher_rates);
   all.others = SumOfBlock(own.sums[0]);
+  all.moment = SumOfBlock(own.moment);
   all.student = SumOfBlock(own.sums[1]);
   all.teacher = SumOfBlock(teacher.sums[0]);
   if constexpr (kDivergence == Divergence::kReverseKl) all.difference = SumOfBlock(own.sums[2]);

@@ -6,9 +6,9 @@ namespace {
 
 // The values that replace a row's logits.
 enum class RowForm {
-  kPlain,     // E
-  kOptions,   // E f, of logits that were shifted, scaled and capped
-  kSmoothed,  // the gradient of the logits, where smoothing has a part in each of them
+  kPlain,    // E
+  kOptions,  // E f, of logits that were shifted, scaled and capped
+  kEntries,  // the gradient of the logits, where smoothing or the entropy has a part in each of them
 };
 
 template <RowForm kForm>
@@ -37,13 +37,17 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
   const ScaledExponential exponential(largest, 0);
   double others = 0;
   double smoothing_sum = 0;
+  double moment = 0;
   for (int64_t first = 0; first < stride; first += kThreads) {
     const int64_t v = first + threadIdx.x;
     const bool counts = v < tile.vocab && v != label;
     const CappedLogit<float> s = LogitOf<kForm>(tile, counts ? SumOf<kForm>(tile, z, v) : 0.0f);
     const float value = counts ? exponential(s.value) : 0.0f;
-    if constexpr (kForm == RowForm::kSmoothed) {
-      if (counts) smoothing_sum += static_cast<double>(ClassWeight(tile, v)) * s.value;
+    if constexpr (kForm == RowForm::kEntries) {
+      if (counts) {
+        smoothing_sum += static_cast<double>(ClassWeight(tile, v)) * s.value;
+        moment += static_cast<double>(value) * (s.value - largest);
+      }
     } else {
       __syncthreads();  // E of these columns lies where logits before them did: all of them have been read
       if (v < stride) e[v] = static_cast<T>(kForm == RowForm::kPlain ? value : value * s.slope);
@@ -51,31 +55,37 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
     others += value;
   }
   others = SumOfBlock(others);
-  if constexpr (kForm == RowForm::kSmoothed) smoothing_sum = SumOfBlock(smoothing_sum);
-  __shared__ float factors[2];
+  if constexpr (kForm == RowForm::kEntries) {
+    smoothing_sum = SumOfBlock(smoothing_sum);
+    moment = SumOfBlock(moment);
+  }
+  __shared__ float factors[4];
   if (threadIdx.x == 0) {
     tile.offsets[row] = largest;
     tile.exponents[row] = 0;
     const float target = tile.target_logits[row];
-    RowSums sums{others, OwnExponential(exponential, target), 0};
-    if constexpr (kForm == RowForm::kSmoothed) {
-      sums.smoothing_sum = smoothing_sum + static_cast<double>(ClassWeight(tile, label)) * target;
-    } else if (tile.options.label_smoothing != 0) {
-      sums.smoothing_sum = tile.options.logit_scale * tile.smoothing_logits[row];
+    RowSums sums{others, OwnExponential(exponential, target), 0, moment};
+    if (tile.options.label_smoothing != 0) {
+      sums.smoothing_sum = tile.options.softcap == 0
+                               ? tile.options.logit_scale * tile.smoothing_logits[row]
+                               : smoothing_sum + static_cast<double>(ClassWeight(tile, label)) * target;
     }
     const RowOutcome out = FinishRow(tile, row, sums);
     WriteRow(tile, row, out);
     factors[0] = out.gradient_factor;
     factors[1] = out.smoothing_factor;
+    factors[2] = out.entropy_factor;
+    factors[3] = out.mean;
   }
-  if constexpr (kForm == RowForm::kSmoothed) {
+  if constexpr (kForm == RowForm::kEntries) {
     __syncthreads();
     for (int64_t first = 0; first < stride; first += kThreads) {
       const int64_t v = first + threadIdx.x;
       float value = 0;
       if (v < tile.vocab && v != label) {
         const CappedLogit<float> s = LogitOf<kForm>(tile, SumOf<kForm>(tile, z, v));
-        value = __fmaf_rn(factors[0], exponential(s.value), -factors[1] * ClassWeight(tile, v)) * s.slope;
+        const float own = __fmaf_rn(-factors[2], s.value - largest - factors[3], factors[0]);
+        value = __fmaf_rn(own, exponential(s.value), -factors[1] * ClassWeight(tile, v)) * s.slope;
       }
       __syncthreads();
       if (v < stride) e[v] = static_cast<T>(value);
@@ -97,7 +107,7 @@ __global__ void FinishInputGradientKernel(const TileRows tile, const float* prod
 }
 
 RowForm FormOf(const TileRows& tile) {
-  if (tile.smoothing == Smoothing::kElementwise) return RowForm::kSmoothed;
+  if (tile.smoothing == Smoothing::kElementwise) return RowForm::kEntries;
   const bool plain = tile.options.logit_scale == 1.0f && tile.options.softcap == 0 && tile.bias == nullptr;
   return plain ? RowForm::kPlain : RowForm::kOptions;
 }
@@ -115,8 +125,8 @@ Result SoftmaxRows(const TileRows& tile, float* logits, int64_t stride, cudaStre
       case RowForm::kOptions:
         SoftmaxRowsKernel<RowForm::kOptions, T><<<blocks, kThreads, 0, stream>>>(tile, logits, stride);
         break;
-      case RowForm::kSmoothed:
-        SoftmaxRowsKernel<RowForm::kSmoothed, T><<<blocks, kThreads, 0, stream>>>(tile, logits, stride);
+      case RowForm::kEntries:
+        SoftmaxRowsKernel<RowForm::kEntries, T><<<blocks, kThreads, 0, stream>>>(tile, logits, stride);
         break;
     }
   });
@@ -143,7 +153,7 @@ Result LoadPortableKernels(DataType weight_type) {
     }
     loader.Add(&SoftmaxRowsKernel<RowForm::kPlain, T>);
     loader.Add(&SoftmaxRowsKernel<RowForm::kOptions, T>);
-    loader.Add(&SoftmaxRowsKernel<RowForm::kSmoothed, T>);
+    loader.Add(&SoftmaxRowsKernel<RowForm::kEntries, T>);
   });
   return loader.result();
 }

@@ -128,6 +128,7 @@ __device__ void WriteStatistics(const TileRows& tile, int32_t row, const RowSums
   const RowUnits units = UnitsOf(tile, row);
   tile.statistics[row] = {tile.overflowed[row] != 0 ? -1.0 : sums.others,
                           sums.smoothing_sum,
+                          sums.moment,
                           tile.offsets[row],
                           units.exponent,
                           units.target_logit,
@@ -147,6 +148,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   RowSums sums;
   sums.others = SumPieceOf(pieces.exponentials, pieces, row, i < rows);
   if (pieces.logits != nullptr) sums.smoothing_sum = SumPieceOf(pieces.logits, pieces, row, i < rows);
+  if (pieces.moments != nullptr) sums.moment = SumPieceOf(pieces.moments, pieces, row, i < rows);
   if (part != 0 || i >= rows) return;
   const ScaledExponential exponential(tile.offsets[row], tile.exponents[row]);
   sums.own = OwnExponential(exponential, tile.target_logits[row]);

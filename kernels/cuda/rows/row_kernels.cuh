@@ -80,6 +80,7 @@ struct RowSums {
   double others = 0;         // E
   double own = 0;            // 0 below the range
   double smoothing_sum = 0;  // Σ C s over all entries; of smoothing only
+  double moment = 0;         // Σ E (s - offset) over the others; of gradients of the entropy only
 };
 
 // Whose E those are: e^(s - offset) 2^-exponent; and the label's s and f.
@@ -89,11 +90,13 @@ struct RowUnits {
   float target_logit;
   float target_slope;
   double own;  // E as this rank has it, over E in these units
+  double own_offset;
 };
 
 __device__ inline RowUnits UnitsOf(const TileRows& tile, int32_t row) {
   const float slope = tile.options.softcap != 0 ? tile.target_slopes[row] : 1.0f;
-  return {tile.offsets[row], tile.exponents[row], tile.target_logits[row], slope, 1.0};
+  const float offset = tile.offsets[row];
+  return {offset, tile.exponents[row], tile.target_logits[row], slope, 1.0, offset};
 }
 
 struct RowOutcome {
@@ -105,20 +108,27 @@ struct RowOutcome {
   float target_gradient;
   float smoothing_factor;
   float gradient_factor;
+  float entropy_factor;
+  float mean;
   bool overflowed;
 };
+
+__device__ inline RowOutcome OverflowedRow() {
+  return {NaN(), NaN(), NaN(), NaN(), NaN(), NaN(), 0.0f, 0.0f, 0.0f, 0.0f, true};
+}
 
 // The z-loss of a row, before its weight.
 __device__ inline double ZLossOf(const LossOptions& options, double log_sum_exp) {
   return options.lse_square_scale == 0 ? 0.0 : options.lse_square_scale * log_sum_exp * log_sum_exp;
 }
 
-// α, β and γ of docs/numerics.md, and α - β, which is not their difference: that would be noise where the two
-// are nearly equal.
+// α, β, γ and δ of docs/numerics.md, and α - β, which is not their difference: that would be noise where the
+// two are nearly equal.
 struct GradientTerms {
   double alpha;
   double beta;
   double gamma;
+  double delta;
   double rest;
 };
 
@@ -141,20 +151,42 @@ __device__ inline GradientTerms GradientTermsOf(const TileRows& tile, int32_t ro
   }
   if (tile.lse_gradients != nullptr) terms.rest += g * tile.lse_gradients[row];
   terms.alpha = terms.beta + terms.rest;
+  if (tile.entropy_gradients != nullptr) terms.delta = g * tile.entropy_gradients[row];
   return terms;
 }
 
-// The entries (α e^s / S - γ C) f of the logits' gradient are stored over a power of two that keeps them in
-// every type's range; v has it instead. A row that they are all 0 of has no say in what is common to rows.
+// The label's part of the gradient but for smoothing's and softcap's: α p_y - β without a difference of
+// nearly equal numbers, and the entropy's δ p_y (μ - s_y), where s_y is `own_logit` from the sums' offset.
+__device__ inline double TargetOf(const GradientTerms& terms, const RowSums& sums, double own_logit) {
+  const double sum = sums.others + sums.own;
+  double target = -terms.beta * (sums.others / sum);
+  if (terms.rest != 0) target += terms.rest * (sums.own / sum);
+  if (terms.delta != 0) {
+    target += terms.delta * (sums.own / sum) * ((sums.moment - sums.others * own_logit) / sum);
+  }
+  return target;
+}
+
+// The most that the entropy's part of all entries can add up to: Σ p |s - μ| is at most twice the entropy.
+__device__ inline double EntropyReach(const TileRows& tile, const GradientTerms& terms) {
+  return terms.delta == 0 ? 0.0 : 2.0 * fabs(terms.delta) * log(static_cast<double>(tile.whole_vocab));
+}
+
+// The entries ((α - δ (s - μ)) e^s / S - γ C) f of the logits' gradient are stored over a power of two that
+// keeps them in every type's range; v has it instead. A row that they are all 0 of has no say in what is
+// common to rows. `mean`: μ from this rank's offset.
 __device__ inline void FormElementwise(const TileRows& tile, const GradientTerms& terms, double sum,
-                                       RowOutcome* out) {
+                                       double mean, RowOutcome* out) {
   const double reach =
-      fmax(fabs(terms.alpha / sum), fabs(terms.gamma) * static_cast<double>(tile.classes.largest));
+      fmax(fabs(terms.alpha / sum), fabs(terms.gamma) * static_cast<double>(tile.classes.largest)) +
+      fabs(terms.delta / sum);
   const int exponent = reach > 0 && isfinite(reach) ? ilogb(reach) + 1 : 0;
   const double tau = reach > 0 ? static_cast<double>(tile.options.logit_scale) : 0.0;
   out->scale = static_cast<float>(ldexp(tau, exponent));
   out->gradient_factor = static_cast<float>(ldexp(terms.alpha / sum, -exponent));
   out->smoothing_factor = static_cast<float>(ldexp(terms.gamma, -exponent));
+  out->entropy_factor = static_cast<float>(ldexp(terms.delta / sum, -exponent));
+  out->mean = static_cast<float>(mean);
 }
 
 // All of the vocabulary's sums, in any units; v and the factors are for this rank's E.
@@ -179,8 +211,8 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
   const double z_loss = ZLossOf(options, log_sum_exp);
 
   const GradientTerms terms = GradientTermsOf(tile, row, token_weight, 1.0, class_weight, log_sum_exp);
-  double target = -terms.beta * (others / sum);
-  if (terms.rest != 0) target += terms.rest * (own / sum);
+  const double own_logit = static_cast<double>(units.target_logit) - units.offset;
+  double target = TargetOf(terms, sums, own_logit);
   if (tile.smoothing == Smoothing::kElementwise) target -= terms.gamma * class_weight;
   if (options.softcap != 0) target *= units.target_slope;
   const double own_sum = sum * units.own;
@@ -193,12 +225,21 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
                  static_cast<float>(tau * target),
                  static_cast<float>(tau * terms.gamma),
                  0.0f,
+                 0.0f,
+                 0.0f,
                  tile.overflowed[row] != 0};
-  if (tile.smoothing == Smoothing::kElementwise) FormElementwise(tile, terms, own_sum, &out);
+  if (tile.smoothing == Smoothing::kElementwise) {
+    double mean = 0;
+    if (terms.delta != 0) {
+      mean = (sums.moment + (own > 0 ? own * own_logit : 0.0)) / sum + units.offset - units.own_offset;
+    }
+    FormElementwise(tile, terms, own_sum, mean, &out);
+  }
   // A bias is as if each row of X ended in a 1.
   const double largest = tile.bias == nullptr ? tile.largest[row] : fmaxf(tile.largest[row], 1.0f);
-  const double contribution =
-      tau * fmax(fmax(fabs(terms.alpha), fabs(terms.beta)), fabs(terms.gamma) * fmax(tile.classes.sum, 1.0));
+  const double contribution = tau * fmax(fmax(fmax(fabs(terms.alpha), fabs(terms.beta)),
+                                              fabs(terms.gamma) * fmax(tile.classes.sum, 1.0)),
+                                         EntropyReach(tile, terms));
   // Factors that are infinite meet zeros in a row of zeros too.
   const bool in_range = isfinite(out.target_gradient) && isfinite(out.smoothing_factor) &&
                         contribution * largest < kLargestContribution &&
@@ -206,8 +247,7 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
   out.overflowed = out.overflowed || (tile.gradient_wanted && !in_range);
   // Σ C_v W_v may leave fp32 where no logit does.
   out.overflowed = out.overflowed || !isfinite(sums.smoothing_sum);
-  if (out.overflowed) out = {NaN(), NaN(), NaN(), NaN(), NaN(), NaN(), 0.0f, 0.0f, true};
-  return out;
+  return out.overflowed ? OverflowedRow() : out;
 }
 
 __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const RowSums& sums) {
@@ -233,9 +273,11 @@ __device__ inline void WriteFactors(const TileRows& tile, int32_t row, const Row
   tile.scales[row] = out.scale;
   tile.target_gradients[row] = out.target_gradient;
   tile.overflowed[row] = out.overflowed ? 1 : 0;
-  if (tile.options.label_smoothing == 0) return;
+  if (tile.smoothing == Smoothing::kNone) return;
   tile.smoothing_factors[row] = out.smoothing_factor;
   tile.gradient_factors[row] = out.gradient_factor;
+  tile.entropy_factors[row] = out.entropy_factor;
+  tile.means[row] = out.mean;
 }
 
 __device__ inline void WriteRow(const TileRows& tile, int32_t row, const RowOutcome& out) {

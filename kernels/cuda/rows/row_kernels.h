@@ -13,12 +13,14 @@
 
 namespace lossd::kernels::cuda {
 
-// How label smoothing reaches the gradients.
+// How label smoothing reaches the gradients. Soft targets and gradients of the entropy, whose entries are not
+// multiples of E either, are kElementwise with or without it.
 enum class Smoothing {
   kNone,
   kRankOne,      // through Σ C_v W_v and Σ γ_r x_r
   kElementwise,  // with softcap: each entry of the logits' gradient has its own part
 };
+// What follows from the options alone.
 constexpr Smoothing SmoothingOf(const LossOptions& options) {
   if (options.label_smoothing == 0) return Smoothing::kNone;
   return options.softcap == 0 ? Smoothing::kRankOne : Smoothing::kElementwise;
@@ -38,6 +40,7 @@ struct ClassWeightTerms {
 struct ShardStatistics {
   double others = 0;         // Σ E of the rank's entries without the label's; negative: overflowed
   double smoothing_sum = 0;  // Σ C s of the rank's entries; of smoothing only
+  double moment = 0;         // Σ E (s - offset) as `others` is; of gradients of the entropy only
   float offset = 0;          // E = e^(z - offset) 2^-exponent
   int32_t exponent = 0;      // even
   float target_logit = 0;    // s of the label, or -infinity where the label is another rank's
@@ -66,11 +69,12 @@ struct TileRows {
   const float* z_gradient_scales = nullptr;  // g_z; null: g
   const float* token_weights = nullptr;      // a; null: 1
   const float* lse_gradients = nullptr;      // u; null: 0
+  const float* entropy_gradients = nullptr;  // ω; null: 0
   const float* shares = nullptr;             // 1: counts in dW, 0: does not; null: all count
   const int32_t* by_label = nullptr;         // the tile's rows ordered by label, rows of one label in order
   bool gradient_wanted = false;  // dX or dW: then rows whose gradient would overflow count as overflowed
   LossOptions options;
-  Smoothing smoothing = Smoothing::kNone;  // SmoothingOf(options)
+  Smoothing smoothing = Smoothing::kNone;  // SmoothingOf(options), or kElementwise for another reason
   ClassWeightTerms classes;
   int32_t exponent_bias = 0;        // even; added to every k, for tests
   bool dependent_launches = false;  // compute capability 9.0: see dependent_launch.cuh
@@ -82,17 +86,20 @@ struct TileRows {
   void* scaled_x = nullptr;            // [rows, padded_hidden]
   float* target_logits = nullptr;      // s
   float* target_slopes = nullptr;      // f; of softcap only
-  double* smoothing_logits = nullptr;  // Σ C_v x W_v; of Smoothing::kRankOne only
+  double* smoothing_logits = nullptr;  // Σ C_v x W_v; of smoothing without softcap only
   float* largest = nullptr;            // magnitude in x
   int32_t* overflowed = nullptr;       // 0 or 1
   float* offsets = nullptr;            // E = e^(z - offset) 2^-exponent
   int32_t* exponents = nullptr;
   float* scales = nullptr;            // v; NaN if overflowed
   float* target_gradients = nullptr;  // c; NaN if overflowed
-  // For smoothing only, and 0 if overflowed. kRankOne: τ γ; kElementwise: what C and E are multiplied by in
-  // the entries of the logits' gradient, which v then has no α / S in.
+  // For smoothing only, and 0 if overflowed. kRankOne: τ γ. kElementwise: the entries of the logits' gradient
+  // are ((gradient_factor - entropy_factor (s - offset - mean)) E - smoothing_factor C) f, and v has no α /
+  // S.
   float* smoothing_factors = nullptr;
   float* gradient_factors = nullptr;
+  float* entropy_factors = nullptr;
+  float* means = nullptr;
   int32_t* redo_rows = nullptr;
   int32_t* redo_count = nullptr;  // one value
   float* factors = nullptr;       // of fp16: what scaled_x is multiplied by, the reciprocal, 0 and 1
@@ -124,7 +131,8 @@ Result ChooseExponents(const TileRows& tile, Which which, Maximum maximum, const
 // Sums over pieces of the vocabulary without the label's entry, [tiles, stride] each.
 struct SumPieces {
   const float* exponentials = nullptr;  // E
-  const float* logits = nullptr;        // C s; null but for Smoothing::kElementwise
+  const float* logits = nullptr;        // C s; of smoothing with softcap only
+  const float* moments = nullptr;       // E (s - offset); null but for Smoothing::kElementwise
   int32_t tiles = 0;
   int64_t stride = 0;
 };

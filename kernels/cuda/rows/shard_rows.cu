@@ -71,17 +71,24 @@ __device__ MergedRow Merge(const ShardStatistics (&of_segments)[kFixedSegments],
   }
   double others[kFixedSegments] = {};
   double smoothing[kFixedSegments] = {};
+  double moments[kFixedSegments] = {};
   for (int32_t s = 0; s < segments.segments; ++s) {
     if (!Has(segments.with_entries, s)) continue;
-    const double ratio = Ratio(of_segments[s], of_segments[row.largest]);
-    others[s] = of_segments[s].others > 0 ? of_segments[s].others * ratio : 0;
+    const ShardStatistics& of_segment = of_segments[s];
+    const double ratio = Ratio(of_segment, of_segments[row.largest]);
+    others[s] = of_segment.others > 0 ? of_segment.others * ratio : 0;
     if (own[s] > 0) row.sums.own = own[s] * ratio;
-    smoothing[s] = of_segments[s].smoothing_sum;
+    smoothing[s] = of_segment.smoothing_sum;
+    const double shift =
+        static_cast<double>(of_segment.offset) - static_cast<double>(of_segments[row.largest].offset);
+    if (of_segment.others > 0) moments[s] = ratio * (of_segment.moment + shift * of_segment.others);
   }
   AddInTree(others, segments.sums);
   AddInTree(smoothing, segments.sums);
+  AddInTree(moments, segments.sums);
   row.sums.others = others[0];
   row.sums.smoothing_sum = smoothing[0];
+  row.sums.moment = moments[0];
   return row;
 }
 
@@ -118,8 +125,12 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
   const MergedRow merged = Merge(of_segments, segments);
   const ShardStatistics& unit = of_segments[merged.largest];
-  RowUnits units{unit.offset, unit.exponent, of_segments[merged.owner].target_logit,
-                 of_segments[merged.owner].target_slope, 1.0};
+  RowUnits units{unit.offset,
+                 unit.exponent,
+                 of_segments[merged.owner].target_logit,
+                 of_segments[merged.owner].target_slope,
+                 1.0,
+                 unit.offset};
   tile.overflowed[row] = merged.overflowed ? 1 : 0;
   RowOutcome outcome{};
   bool overflowed = merged.overflowed;
@@ -127,6 +138,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   for (int32_t s = 0; s < segments.segments; ++s) {
     if (!Has(segments.with_entries, s)) continue;
     units.own = 1.0 / Ratio(of_segments[s], unit);
+    units.own_offset = of_segments[s].offset;
     outcome = FinishRow(tile, row, merged.sums, units);
     overflowed = overflowed || outcome.overflowed;
     if (!Has(segments.own, s)) continue;
@@ -137,7 +149,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
   // Whether v is in range differs between segments, as their units do, but what follows must not.
   if (overflowed) {
-    outcome = {NaN(), NaN(), NaN(), NaN(), NaN(), NaN(), 0.0f, 0.0f, true};
+    outcome = OverflowedRow();
     for (place -= segments.stride; place >= row; place -= segments.stride) WriteFactors(tile, place, outcome);
   }
   WriteReturns(tile, row, outcome);

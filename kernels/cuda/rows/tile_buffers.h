@@ -40,6 +40,8 @@ struct RowArrays {
   float* target_gradients = nullptr;
   float* smoothing_factors = nullptr;
   float* gradient_factors = nullptr;
+  float* entropy_factors = nullptr;
+  float* means = nullptr;
   int32_t* redo_rows = nullptr;
   int32_t* redo_count = nullptr;
   float* factors = nullptr;
@@ -47,7 +49,7 @@ struct RowArrays {
   void Take(int64_t rows, Divider* divider) {
     const int64_t bytes = rows * static_cast<int64_t>(sizeof(float));
     for (float** array : {&target_logits, &target_slopes, &largest, &offsets, &scales, &target_gradients,
-                          &smoothing_factors, &gradient_factors}) {
+                          &smoothing_factors, &gradient_factors, &entropy_factors, &means}) {
       divider->Take(array, bytes);
     }
     divider->Take(&smoothing_logits, 2 * bytes);
@@ -68,6 +70,8 @@ struct RowArrays {
     tile->target_gradients = target_gradients;
     tile->smoothing_factors = smoothing_factors;
     tile->gradient_factors = gradient_factors;
+    tile->entropy_factors = entropy_factors;
+    tile->means = means;
     tile->redo_rows = redo_rows;
     tile->redo_count = redo_count;
     tile->factors = factors;

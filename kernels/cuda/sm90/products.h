@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/memory/result.h"
 #include "kernels/cuda/rows/row_kernels.h"
+#include "kernels/rounding.h"
 
 namespace lossd::kernels::cuda::sm90 {
 
@@ -27,15 +28,22 @@ Result MultiplyLogits(const TileRows& tile, Which which, const Exponentials& out
 Result MultiplyTransformedLogits(const TileRows& tile, Which which, const Exponentials& out,
                                  cudaStream_t stream);
 
-// Smoothing::kElementwise has sums of E and of C s, without the label's, in the same pieces; and then, when
-// each row's factors are known, the entries of the logits' gradient [rows, stride].
-struct SmoothedSums {
+// Smoothing::kElementwise has sums of E, of C s and of E (s - offset), without the label's, in the same
+// pieces and with the same bits of the first; and then, when each row's factors are known, the entries of the
+// logits' gradient [rows, stride].
+struct EntrySums {
   float* exponentials = nullptr;
   float* logits = nullptr;
+  float* moments = nullptr;
   int64_t stride = 0;
 };
-Result SumSmoothedLogits(const TileRows& tile, Which which, const SmoothedSums& out, cudaStream_t stream);
-Result FormSmoothedGradients(const TileRows& tile, void* gradients, int64_t stride, cudaStream_t stream);
+// The second and the third are in `memory`, which has room for `stride` rows of the entries themselves.
+inline EntrySums EntrySumsIn(void* memory, float* exponentials, int64_t vocab, int64_t stride) {
+  auto* logits = static_cast<float*>(memory);
+  return {exponentials, logits, logits + CeilDivide(vocab, kLogitColumns) * stride, stride};
+}
+Result SumEntries(const TileRows& tile, Which which, const EntrySums& out, cudaStream_t stream);
+Result FormEntries(const TileRows& tile, void* entries, int64_t stride, cudaStream_t stream);
 
 // The product's sums as they are, before bias, scale and softcap: [rows, stride] in fp32.
 Result StoreLogits(const TileRows& tile, float* sums, int64_t stride, cudaStream_t stream);
@@ -69,7 +77,7 @@ Result MultiplyWeightGradient(const TileRows& tile, const void* exponentials, in
 // Loads every kernel that the functions above may launch for operands of this type.
 Result LoadLogitKernels(DataType type);
 Result LoadTransformedLogitKernels(DataType type);
-Result LoadSmoothedLogitKernels(DataType type);
+Result LoadEntryKernels(DataType type);
 Result LoadMaximumKernels(DataType type);
 Result LoadInputGradientKernels(DataType type);
 Result LoadSmoothedInputGradientKernels(DataType type);

@@ -84,7 +84,8 @@ absl::Status CheckpointReader::LoadTiles(uint64_t session_number, DeterministicT
     offset += static_cast<int64_t>(bytes);
   };
   for (Chunk& chunk : tiles->kept) {
-    for (std::string* values : {&chunk.labels, &chunk.token_weights, &chunk.lse_gradients}) {
+    for (std::string* values :
+         {&chunk.labels, &chunk.token_weights, &chunk.lse_gradients, &chunk.entropy_gradients}) {
       load(values->data(), values->size());
     }
     std::string rows(static_cast<size_t>(chunk.tokens * manifest_.head.config.hidden_size *

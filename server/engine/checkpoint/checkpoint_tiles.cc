@@ -74,6 +74,8 @@ json ChunkToJson(const Chunk& chunk) {
     const bool is_set = options.IsSet(option.value);
     object[option.name] = is_set ? json(options.loss.*option.value) : json(nullptr);
   }
+  // Left out where there are none, as it is in manifests of servers that know nothing of them.
+  if (!chunk.entropy_gradients.empty()) object["entropy_gradients"] = true;
   return object;
 }
 
@@ -89,6 +91,7 @@ Chunk ChunkFromJson(const json& from) {
   chunk.labels.resize(2 * floats);
   if (from.at("token_weights").get<bool>()) chunk.token_weights.resize(floats);
   if (from.at("lse_gradients").get<bool>()) chunk.lse_gradients.resize(floats);
+  if (from.value("entropy_gradients", false)) chunk.entropy_gradients.resize(floats);
   ChunkOptions& options = chunk.options;
   for (const kernels::LossOption& option : kernels::kLossOptions) {
     if (const auto value = FloatOf(from.at(option.name))) options.Set(option.value, *value);

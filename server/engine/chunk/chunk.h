@@ -120,6 +120,7 @@ struct Chunk {
   std::string labels;
   std::string token_weights;
   std::string lse_gradients;
+  std::string entropy_gradients;
   Payload hidden_states;
   Payload teacher_hidden;
   // Until ResolveRegions has put the places themselves into hidden_states, teacher_hidden and dx.
@@ -143,12 +144,13 @@ struct Chunk {
   }
   // For a rejected chunk, which may be kept for as long as a batch takes after its bytes were credited back.
   void DropPayload() {
-    labels = token_weights = lse_gradients = {};
+    labels = token_weights = lse_gradients = entropy_gradients = {};
     hidden_states = teacher_hidden = {};
     dx = {};
   }
   int64_t token_bytes() const {
-    return static_cast<int64_t>(labels.size() + token_weights.size() + lse_gradients.size());
+    return static_cast<int64_t>(labels.size() + token_weights.size() + lse_gradients.size() +
+                                entropy_gradients.size());
   }
 };
 

@@ -26,6 +26,7 @@ constexpr char kWeight[] = "options.distillation.weight";
 constexpr char kLabelWeight[] = "options.distillation.label_weight";
 constexpr char kTokenWeights[] = "token_inputs.weights";
 constexpr char kLseGradients[] = "token_inputs.lse_gradients";
+constexpr char kEntropyGradients[] = "token_inputs.entropy_gradients";
 
 constexpr int64_t kValueBytes = 4;  // of a float, of a token, of a rank
 
@@ -117,11 +118,10 @@ absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head) {
     return Invalid(RejectReason::kOption, kTopK,
                    absl::StrCat(kTopK, " is ", options.returns.top_k, "; it must be in [0, ", most, "]"));
   }
-  if (absl::Status status = ValidateTokenArray(chunk.token_weights, chunk.tokens, kTokenWeights);
-      !status.ok()) {
-    return status;
-  }
-  return ValidateTokenArray(chunk.lse_gradients, chunk.tokens, kLseGradients);
+  absl::Status status = ValidateTokenArray(chunk.token_weights, chunk.tokens, kTokenWeights);
+  if (status.ok()) status = ValidateTokenArray(chunk.lse_gradients, chunk.tokens, kLseGradients);
+  if (status.ok()) status = ValidateTokenArray(chunk.entropy_gradients, chunk.tokens, kEntropyGradients);
+  return status;
 }
 
 absl::Status ValidateTeacher(const HeadConfig& teacher, const HeadConfig& head) {

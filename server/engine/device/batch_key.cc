@@ -25,6 +25,7 @@ BatchKey KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* te
   kind.class_weights = ClassWeightsOf(chunk, head);
   kind.bias = options.bias.value_or(head.bias ? Bias::kUse : Bias::kIgnore);
   kind.returns = ReturnsOf(chunk);
+  kind.entropy_gradients = HasWeightGradient(chunk.mode) && !chunk.entropy_gradients.empty();
   if (head.fixed_segments) kind.segments = kernels::Segments::kFixed;
   kind.holder = chunk.holder();
   if (teacher != nullptr) {

@@ -38,6 +38,9 @@ struct BatchKey {
   ClassWeights class_weights = ClassWeights::kIgnore;
   Bias bias = Bias::kIgnore;  // kUse only if the head has one
   WantedReturns returns = {};
+  // Whether chunks have upstream gradients of the entropy: their rows' gradients are then formed in another
+  // way, whatever the values are, and have other bits.
+  bool entropy_gradients = false;
   TeacherKind teacher = {};
   kernels::Segments segments = kernels::Segments::kOfRanks;  // kFixed only if the device has them
   Gradient* gradient = nullptr;                              // what dW is added to; null: the head's own

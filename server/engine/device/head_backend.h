@@ -72,6 +72,7 @@ struct ChunkRows {
   std::optional<float> z_gradient_scale = {};  // none: gradient_scale
   const float* token_weights = nullptr;        // [tokens]; null: 1
   const float* lse_gradients = nullptr;        // [tokens]; null: 0
+  const float* entropy_gradients = nullptr;    // [tokens]; null: 0. Only of a kind that has them
   Accumulate accumulate = Accumulate::kYes;    // whether the rows count in dW; kNo if loss only
 
   float* losses = nullptr;           // [tokens]; null if dW only

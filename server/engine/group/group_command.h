@@ -141,8 +141,9 @@ struct ChunkHeader {
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
   std::optional<float> z_gradient_scale = {};
-  std::string token_weights = {};  // fp32 [tokens]
-  std::string lse_gradients = {};  // fp32 [tokens]
+  std::string token_weights = {};      // fp32 [tokens]
+  std::string lse_gradients = {};      // fp32 [tokens]
+  std::string entropy_gradients = {};  // fp32 [tokens]
   bool accumulate = true;
   bool input_gradient = false;  // dX is wanted
   uint64_t payload = 0;  // the number of its tensors at the rank that holds them (RankPayloads); 0: rank 0

@@ -230,6 +230,7 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
     v1::TokenInputs& inputs = *request.message.mutable_chunk()->mutable_token_inputs();
     chunk.token_weights = std::move(*inputs.mutable_weights());
     chunk.lse_gradients = std::move(*inputs.mutable_lse_gradients());
+    chunk.entropy_gradients = std::move(*inputs.mutable_entropy_gradients());
   }
   chunk.window_token = If(proto.has_window_token(), int64_t{proto.window_token()});
   TakePayloads(request, &chunk);

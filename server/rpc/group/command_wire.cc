@@ -328,6 +328,7 @@ void WriteKind(const engine::BatchKey& kind, group::v1::BatchKind* wire) {
   ToProto(kind.returns, wire->mutable_returns());
   wire->set_fixed_segments(kind.segments == kernels::Segments::kFixed);
   wire->set_holder(kind.holder);
+  wire->set_entropy_gradients(kind.entropy_gradients);
 }
 bool ReadKind(const group::v1::BatchKind& wire, engine::BatchKey* kind) {
   kind->options = {.logit_scale = wire.logit_scale(),
@@ -339,6 +340,7 @@ bool ReadKind(const group::v1::BatchKind& wire, engine::BatchKey* kind) {
   kind->returns = ToEngine(wire.returns());
   kind->segments = wire.fixed_segments() ? kernels::Segments::kFixed : kernels::Segments::kOfRanks;
   kind->holder = wire.holder();
+  kind->entropy_gradients = wire.entropy_gradients();
   return Read(wire.hidden_type(), &kind->hidden_type) && Read(wire.dx_type(), &kind->dx_type) &&
          Read(wire.mode(), engine::ComputeMode::kWeightGradientOnly, &kind->mode) && kind->holder >= 0;
 }
@@ -361,6 +363,7 @@ void Write(const engine::StartBatchCommand& command, group::v1::Command* all) {
     header->set_labels(chunk.labels);
     header->set_token_weights(chunk.token_weights);
     header->set_lse_gradients(chunk.lse_gradients);
+    header->set_entropy_gradients(chunk.entropy_gradients);
   }
 }
 
@@ -372,7 +375,7 @@ bool HasItsArrays(const engine::ChunkHeader& chunk) {
   };
   return chunk.tokens > 0 && static_cast<uint64_t>(chunk.tokens) == tokens &&
          chunk.labels.size() == tokens * sizeof(int64_t) && is_array(chunk.token_weights) &&
-         is_array(chunk.lse_gradients);
+         is_array(chunk.lse_gradients) && is_array(chunk.entropy_gradients);
 }
 
 bool Read(const group::v1::StartBatch& wire, engine::StartBatchCommand* command) {
@@ -389,6 +392,7 @@ bool Read(const group::v1::StartBatch& wire, engine::StartBatchCommand* command)
     if (header.has_z_gradient_scale()) chunk.z_gradient_scale = header.z_gradient_scale();
     chunk.token_weights = header.token_weights();
     chunk.lse_gradients = header.lse_gradients();
+    chunk.entropy_gradients = header.entropy_gradients();
     chunk.accumulate = header.accumulate();
     chunk.input_gradient = header.input_gradient();
     chunk.payload = header.payload();

@@ -53,11 +53,13 @@ TEST_F(SessionLossTest, EveryChunkCarriesTheOptionsAndItsShareOfTheInputs) {
   Data data(7);
   std::vector<float> weights = {1, 2, 3, 4, 5, 6, 7};
   std::vector<float> lse_gradients = {-1, -2, -3, -4, -5, -6, -7};
+  std::vector<float> entropy_gradients = {0, 0, 2, 0, 3, 4, 5};
   Batch batch = data.batch();
   batch.loss = {.label_smoothing = 0.1F, .lse_square_scale = 1e-4F, .logit_scale = 0.5F, .softcap = 0.0F};
   batch.loss.class_weights = ClassWeights::kIgnore;
   batch.token_weights = weights;
   batch.lse_gradients = lse_gradients;
+  batch.entropy_gradients = entropy_gradients;
   batch.z_gradient_scale = 0.25F;
   batch.weight_version = 1;
   const auto result = session.Compute(batch, data.outputs());
@@ -82,6 +84,9 @@ TEST_F(SessionLossTest, EveryChunkCarriesTheOptionsAndItsShareOfTheInputs) {
     EXPECT_EQ(Floats(chunk.token_inputs().lse_gradients()),
               std::vector<float>(lse_gradients.begin() + static_cast<int64_t>(first),
                                  lse_gradients.begin() + static_cast<int64_t>(end)));
+    EXPECT_EQ(Floats(chunk.token_inputs().entropy_gradients()),
+              std::vector<float>(entropy_gradients.begin() + static_cast<int64_t>(first),
+                                 entropy_gradients.begin() + static_cast<int64_t>(end)));
   }
   EXPECT_EQ(result->z_loss_sum, 7);
 }
@@ -197,6 +202,10 @@ TEST_F(SessionLossTest, WhatCannotBeComputedIsRefusedBeforeAnythingIsSent) {
       {[](Batch& b, BatchOutputs&) { b.token_weights = kOne; },
        "token_weights has 1 values but labels has 2"},
       {[](Batch& b, BatchOutputs&) { b.lse_gradients = kBad; }, "lse_gradients[1] is nan; it must be finite"},
+      {[](Batch& b, BatchOutputs&) { b.entropy_gradients = kBad; },
+       "entropy_gradients[1] is nan; it must be finite"},
+      {[](Batch& b, BatchOutputs&) { b.entropy_gradients = kOne; },
+       "entropy_gradients has 1 values but labels has 2"},
       {[](Batch& b, BatchOutputs&) { b.z_gradient_scale = kNaN; }, "z_gradient_scale is nan"},
       {[](Batch& b, BatchOutputs&) { b.normalizer = 3; }, "normalizer is 3, but reduction is not kMean"},
       {[](Batch& b, BatchOutputs&) {

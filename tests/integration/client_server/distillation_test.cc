@@ -76,6 +76,7 @@ struct Results {
                   .softcap = problem.options.softcap};
     batch.token_weights = problem.token_weights;
     batch.lse_gradients = problem.lse_gradients;
+    batch.entropy_gradients = problem.entropy_gradients;
     batch.z_gradient_scale = problem.z_gradient_scale;
     const TeacherProblem& teacher = *problem.teacher;
     batch.distillation = {.teacher = kTeacher,
@@ -177,6 +178,7 @@ TEST_F(DistillationTest, EveryDivergenceAndNumberIsThatOfTheReference) {
          for (float& weight : p.class_weights) weight = weight * weight + 0.25F;
          p.token_weights = RandomFloats(kTokens, 4);
          p.lse_gradients = RandomFloats(kTokens, 5);
+         p.entropy_gradients = RandomFloats(kTokens, 7);
          p.teacher->softcap = 5;
          p.teacher->distillation = {.divergence = Divergence::kJensenShannon,
                                     .beta = 0.3F,

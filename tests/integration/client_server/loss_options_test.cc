@@ -64,6 +64,7 @@ struct Everything {
                   .softcap = problem.options.softcap};
     batch.token_weights = problem.token_weights;
     batch.lse_gradients = problem.lse_gradients;
+    batch.entropy_gradients = problem.entropy_gradients;
     batch.z_gradient_scale = problem.z_gradient_scale;
     return batch;
   }
@@ -174,6 +175,7 @@ TEST_F(LossOptionsTest, EveryOptionAndEveryReturnIsThatOfTheReference) {
       {"bias", [](Problem& p) { p.bias = RandomFloats(kVocab, 6); }},
       {"token weights", [](Problem& p) { p.token_weights = RandomFloats(kTokens, 4); }},
       {"gradients of the log-sum-exp", [](Problem& p) { p.lse_gradients = RandomFloats(kTokens, 5); }},
+      {"gradients of the entropy", [](Problem& p) { p.entropy_gradients = RandomFloats(kTokens, 7); }},
       {"all",
        [](Problem& p) {
          p.options = {.logit_scale = 1.5F, .softcap = 4, .label_smoothing = 0.1F, .lse_square_scale = 0.02F};
@@ -182,6 +184,7 @@ TEST_F(LossOptionsTest, EveryOptionAndEveryReturnIsThatOfTheReference) {
          p.bias = RandomFloats(kVocab, 6);
          p.token_weights = RandomFloats(kTokens, 4);
          p.lse_gradients = RandomFloats(kTokens, 5);
+         p.entropy_gradients = RandomFloats(kTokens, 7);
        }},
   };
   Start();
@@ -361,7 +364,7 @@ TEST_F(LossOptionsTest, ALateMeanIsTheMean) {
   EXPECT_LT(RelativeError(late_dw, {mean_dw.begin(), mean_dw.end()}), 1e-6);
 }
 
-// L = Σ l²/2 + Σ e²/20 of losses l and log-sum-exps e.
+// L = Σ l²/2 + Σ e²/20 + Σ h²/2 of losses l, log-sum-exps e and entropies h.
 TEST_F(LossOptionsTest, TwoPhasesMakeTheGradientsOfAnOuterFunctionAndOfTheSameWeightsOnly) {
   Problem problem = Plain();
   problem.gradient_scale = 1;
@@ -371,13 +374,15 @@ TEST_F(LossOptionsTest, TwoPhasesMakeTheGradientsOfAnOuterFunctionAndOfTheSameWe
   Everything first(problem);
   Batch batch = first.batch();
   batch.mode = ComputeMode::kLossOnly;
-  const auto values =
-      session.Compute(batch, {.losses = first.losses, .returns = {.log_sum_exp = first.log_sum_exp}});
+  const auto values = session.Compute(
+      batch,
+      {.losses = first.losses, .returns = {.log_sum_exp = first.log_sum_exp, .entropies = first.entropies}});
   ASSERT_TRUE(values.ok()) << values.status();
 
   problem.token_weights = first.losses;
   problem.lse_gradients = first.log_sum_exp;
   for (float& gradient : problem.lse_gradients) gradient /= 10;
+  problem.entropy_gradients = first.entropies;
   Everything second(problem);
   batch = second.batch();
   batch.weight_version = values->weight_version;

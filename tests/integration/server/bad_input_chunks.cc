@@ -129,6 +129,16 @@ std::vector<Case> ContentCases() {
       Content(
           "nan_lse_gradient", RejectReason::kNonFinite, "token_inputs.lse_gradients", {"[0] is nan"},
           [](v1::Chunk& chunk) { chunk.mutable_token_inputs()->set_lse_gradients(std::string(64, '\xff')); }),
+      Content("entropy_gradients_too_long", RejectReason::kLength, "token_inputs.entropy_gradients",
+              {"65", "64"},
+              [](v1::Chunk& chunk) {
+                chunk.mutable_token_inputs()->set_entropy_gradients(std::string(65, '\0'));
+              }),
+      Content("nan_entropy_gradient", RejectReason::kNonFinite, "token_inputs.entropy_gradients",
+              {"[0] is nan"},
+              [](v1::Chunk& chunk) {
+                chunk.mutable_token_inputs()->set_entropy_gradients(std::string(64, '\xff'));
+              }),
       Content("divergences_without_a_teacher", RejectReason::kOption, "options.returns.divergences",
               {"is true", "options.distillation is not set"},
               [](v1::Chunk& chunk) { chunk.mutable_options()->mutable_returns()->set_divergences(true); }),

@@ -36,7 +36,7 @@ using testing::StepOptions;
 using testing::StepResult;
 
 constexpr int64_t kIgnored = -100;
-constexpr int kCombinations = 512;
+constexpr int kCombinations = 1024;
 constexpr int kEverything = kCombinations - 1;
 
 // Arithmetic and the type of head it takes.
@@ -82,6 +82,10 @@ void TurnOn(Problem& problem, int options) {
   if (has(8)) {
     problem.bias.resize(static_cast<size_t>(problem.shape.vocab));
     for (int64_t v = 0; v < problem.shape.vocab; ++v) problem.bias[v] = 2 * Pattern(v + 11);
+  }
+  if (has(9)) {
+    problem.entropy_gradients.resize(static_cast<size_t>(problem.shape.tokens));
+    for (int64_t r = 0; r < problem.shape.tokens; ++r) problem.entropy_gradients[r] = Pattern(r + 35);
   }
 }
 
@@ -130,7 +134,7 @@ TEST(LossOptions, AgreeInEveryShapeAndInSeveralTiles) {
 TEST(LossOptions, AgreeWhereTheSoftmaxIsPeakedOrNearUniform) {
   for (const double deviation : {0.01, 10.0}) {
     for (const Path& path : Paths()) {
-      for (int option = 0; option < 9; ++option) {
+      for (int option = 0; option < 10; ++option) {
         SCOPED_TRACE(std::to_string(deviation) + " " + std::to_string(option) + " " + Name(path.type));
         Problem problem =
             RandomProblem({.shape = {40, 2000, 40}, .type = path.type, .logit_deviation = deviation});
@@ -166,6 +170,29 @@ TEST(LossOptions, ALabelThatIsNearlyCertainKeepsItsDigits) {
       problem.lse_gradients.clear();
       if ((options & 1) != 0) problem.options.softcap = 90.0f;
       ExpectAgreement(problem, {.arithmetic = path.arithmetic}, 3e-5, 3e-5);
+    }
+  }
+}
+
+// One entry 28 above all others, the label or another: the entropy's gradient is as small as the other p are.
+TEST(LossOptions, AnEntropyNearZeroKeepsTheDigitsOfItsGradient) {
+  for (const Path& path : Paths()) {
+    if (path.arithmetic == Arithmetic::kLibraryBFloat16) continue;
+    for (const bool is_label : {true, false}) {
+      for (const float offset : {0.0f, 1e4f}) {
+        SCOPED_TRACE(std::string(Name(path.type)) + (is_label ? ", the label " : ", another ") +
+                     std::to_string(offset));
+        Problem problem = RandomProblem({.shape = {6, 700, 40}, .type = path.type, .logit_deviation = 0.5});
+        for (int64_t r = 0; r < 6; ++r) {
+          SetLogit(problem, r, is_label ? problem.labels[r] : (problem.labels[r] + 1) % 700, 30.0f);
+        }
+        if (offset != 0 && path.type != DataType::kFloat32) continue;
+        problem.bias.assign(700, offset);
+        problem.token_weights.assign(6, 0.0f);
+        problem.entropy_gradients.assign(6, 1.0f);
+        // Logits of 1e4 have as many digits less.
+        ExpectAgreement(problem, {.arithmetic = path.arithmetic}, offset == 0 ? 3e-5 : 3e-3);
+      }
     }
   }
 }
@@ -233,6 +260,8 @@ Problem Rows(const Problem& whole, int64_t first, int64_t count) {
   part.labels.assign(whole.labels.begin() + first, whole.labels.begin() + first + count);
   part.token_weights.assign(whole.token_weights.begin() + first, whole.token_weights.begin() + first + count);
   part.lse_gradients.assign(whole.lse_gradients.begin() + first, whole.lse_gradients.begin() + first + count);
+  part.entropy_gradients.assign(whole.entropy_gradients.begin() + first,
+                                whole.entropy_gradients.begin() + first + count);
   return part;
 }
 
@@ -309,6 +338,7 @@ TEST(LossOptions, AWeightOfZeroGivesZerosWhateverTheRow) {
     TurnOn(problem, kEverything);
     problem.token_weights = {0, 0, 0, 1, 0, 1};
     problem.lse_gradients.assign(6, 0.0f);
+    problem.entropy_gradients.assign(6, 0.0f);
     problem.labels[4] = kIgnored;
     const StepResult result = RunStep(problem, {.arithmetic = path.arithmetic});
     const std::vector<float> zeros(3 * 40, 0.0f);
@@ -357,14 +387,15 @@ TEST(LossOptions, AnOverflowingRowIsNaNAloneAndNeverReachesDw) {
   }
 }
 
-// λ and u reach further than g: they too count where a gradient would leave the range.
+// λ, u and ω reach further than g: they too count where a gradient would leave the range.
 TEST(LossOptions, HugeGradientsNeverMakeDwNaN) {
-  for (const bool of_lse : {false, true}) {
+  for (const int of : {0, 1, 2}) {
     for (const float smoothing : {0.0f, 0.1f}) {
       Problem problem = RandomProblem({.shape = {60, 900, 40}});
       problem.options.label_smoothing = smoothing;
-      if (of_lse) problem.lse_gradients.assign(60, 3e38f);
-      if (!of_lse) problem.options.lse_square_scale = 3e38f;
+      if (of == 0) problem.options.lse_square_scale = 3e38f;
+      if (of == 1) problem.lse_gradients.assign(60, 3e38f);
+      if (of == 2) problem.entropy_gradients.assign(60, 3e38f);
       const StepResult result = RunStep(problem);
       EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 900 * 40), 0);
       EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.losses.data(), 60), 60);

@@ -123,6 +123,7 @@ LinearCrossEntropyParams Problem::Params() const {
   if (!class_weights.empty()) params.class_weights = class_weights.data();
   if (!token_weights.empty()) params.token_weights = token_weights.data();
   if (!lse_gradients.empty()) params.lse_gradients = lse_gradients.data();
+  if (!entropy_gradients.empty()) params.entropy_gradients = entropy_gradients.data();
   return params;
 }
 
@@ -320,6 +321,7 @@ Reference RunReference(const Problem& problem) {
     params.labels += first;
     if (params.token_weights != nullptr) params.token_weights += first;
     if (params.lse_gradients != nullptr) params.lse_gradients += first;
+    if (params.entropy_gradients != nullptr) params.entropy_gradients += first;
     Teacher teacher;
     if (problem.teacher.has_value()) {
       const TeacherProblem& own = *problem.teacher;

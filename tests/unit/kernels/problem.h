@@ -70,10 +70,11 @@ struct Problem {
   float gradient_scale = 1.0f;
   std::optional<float> z_gradient_scale;
   LossOptions options;
-  std::vector<float> bias;           // [V] or empty
-  std::vector<float> class_weights;  // [V] or empty
-  std::vector<float> token_weights;  // [N] or empty
-  std::vector<float> lse_gradients;  // [N] or empty
+  std::vector<float> bias;               // [V] or empty
+  std::vector<float> class_weights;      // [V] or empty
+  std::vector<float> token_weights;      // [N] or empty
+  std::vector<float> lse_gradients;      // [N] or empty
+  std::vector<float> entropy_gradients;  // [N] or empty
   std::optional<TeacherProblem> teacher;
 
   // Without the teacher, which is TeacherProblem::Params().

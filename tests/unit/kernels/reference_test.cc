@@ -26,6 +26,9 @@ double Objective(const Problem& problem) {
     if (!problem.lse_gradients.empty()) {
       sum += problem.gradient_scale * problem.lse_gradients[r] * reference.log_sum_exp[r];
     }
+    if (!problem.entropy_gradients.empty()) {
+      sum += problem.gradient_scale * problem.entropy_gradients[r] * reference.entropy[r];
+    }
   }
   return sum;
 }
@@ -82,7 +85,7 @@ TEST(Reference, GradientsAreTheSlopesOfTheLoss) { ExpectGradientsAreSlopes(Small
 
 // Each bit of the number turns one option on.
 TEST(Reference, GradientsAreTheSlopesWithEveryCombinationOfOptions) {
-  for (int options = 1; options < 512; ++options) {
+  for (int options = 1; options < 1024; ++options) {
     SCOPED_TRACE(options);
     const auto has = [options](int bit) { return (options >> bit & 1) != 0; };
     Problem problem = SmallProblem();
@@ -95,6 +98,7 @@ TEST(Reference, GradientsAreTheSlopesWithEveryCombinationOfOptions) {
     if (has(6)) problem.lse_gradients = {0.5, 0, 1, -2, 1};
     if (has(7)) problem.z_gradient_scale = 0.3f;
     if (has(8)) problem.bias = {0.5, -1, 0, 2, -0.25, 1, 0, -3, 0.125, 1.5, -0.5};
+    if (has(9)) problem.entropy_gradients = {-0.5, 2, 1, 0, 0.75};
     ExpectGradientsAreSlopes(problem);
     if (HasFailure()) return;
   }
@@ -106,7 +110,7 @@ constexpr Divergence kDivergences[] = {Divergence::kForwardKl, Divergence::kReve
 // The teacher's part of the loss, with other options beside it.
 TEST(Reference, GradientsAreTheSlopesWithSoftTargets) {
   for (const Divergence divergence : kDivergences) {
-    for (int options = 0; options < 64; ++options) {
+    for (int options = 0; options < 128; ++options) {
       SCOPED_TRACE(std::to_string(static_cast<int>(divergence)) + " " + std::to_string(options));
       const auto has = [options](int bit) { return (options >> bit & 1) != 0; };
       Problem problem = SmallProblem();
@@ -127,6 +131,7 @@ TEST(Reference, GradientsAreTheSlopesWithSoftTargets) {
         problem.options.lse_square_scale = 0.125f;
         problem.class_weights = {1, 2, 0, 0.5, 3, 1, 0.25, 0, 1, 1, 4};
       }
+      if (has(6)) problem.entropy_gradients = {-0.5, 2, 1, 0, 0.75};
       ExpectGradientsAreSlopes(problem);
       if (HasFailure()) return;
     }

@@ -320,6 +320,13 @@ TEST_P(SimdKernelsTest, RowLoopsAgreeWithPlainOnesAtAnyLength) {
       logits[i] = -HUGE_VALF;
     }
     EXPECT_NEAR(kernels.moment_row(exponentials.data(), logits.data(), count, 1.5f), moment, 1e-12);
+    std::vector<float> spread = exponentials;
+    kernels.spread_row(spread.data(), logits.data(), count,
+                       {.slope = 0.3f, .spread = 0.7f, .largest = 1.5f, .mean = -0.25f});
+    for (int64_t i = 0; i < 100; ++i) {
+      const double factor = i < count ? 0.3 - 0.7 * (static_cast<double>(logits[i]) - 1.25) : 1.0;
+      ASSERT_NEAR(spread[i], exponentials[i] > 0 || i >= count ? exponentials[i] * factor : 0.0, 1e-6) << i;
+    }
   }
 }
 

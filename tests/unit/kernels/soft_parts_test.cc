@@ -53,6 +53,7 @@ SoftPart Find(const Row& row, size_t first, size_t end, double inverse) {
       continue;
     }
     sums.others += std::exp(s);
+    sums.moment += std::exp(s) * s;
     sums.student += std::exp(s * inverse);
     sums.teacher += std::exp(t * inverse);
     sums.difference +=
@@ -89,6 +90,7 @@ TEST(SoftParts, MakeTheWholeRow) {
           EXPECT_EQ(merged.sums.teacher_largest, whole.sums.teacher_largest);
           EXPECT_EQ(merged.sums.spread(), whole.sums.spread());
           ExpectNear(merged.sums.others, whole.sums.others, whole.sums.others);
+          ExpectNear(merged.sums.moment, whole.sums.moment, deviation * whole.sums.others);
           ExpectNear(merged.sums.student, whole.sums.student, whole.sums.student);
           ExpectNear(merged.sums.teacher, whole.sums.teacher, whole.sums.teacher);
           ExpectNear(merged.sums.difference, whole.sums.difference, deviation * whole.sums.student);
@@ -125,6 +127,7 @@ TEST(SoftParts, MayLieFarApartInOneHead) {
     const SoftPart merged = Merged(row, {0, 50, 100}, 1.0);
     const SoftPart upper = Find(row, 50, 100, 1.0);
     EXPECT_EQ(merged.sums.others, upper.sums.others);
+    EXPECT_EQ(merged.sums.moment, upper.sums.moment);
     EXPECT_EQ(merged.sums.difference, upper.sums.difference);
     EXPECT_GT(merged.sums.teacher, upper.sums.teacher);
     EXPECT_EQ(merged.logit, row.student[3]);

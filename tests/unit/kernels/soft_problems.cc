@@ -59,6 +59,10 @@ void UseWithSoftTargets(Problem& problem, int options) {
     for (int64_t r = 0; r < tokens; ++r) problem.lse_gradients[r] = Pattern(r + 20);
     teacher.distillation.beta = 0.1f;
   }
+  if (has(6)) {
+    problem.entropy_gradients.resize(static_cast<size_t>(tokens));
+    for (int64_t r = 0; r < tokens; ++r) problem.entropy_gradients[r] = Pattern(r + 35);
+  }
 }
 
 Problem Nearly(const Shape& shape, DataType type, Divergence divergence, float change) {
@@ -98,6 +102,7 @@ Problem SoftPart(const Problem& whole, int64_t first, int64_t count) {
   cut(part.labels, 1);
   cut(part.token_weights, 1);
   cut(part.lse_gradients, 1);
+  cut(part.entropy_gradients, 1);
   if (part.teacher.has_value()) {
     cut(part.teacher->hidden_states, part.teacher->hidden * SizeOf(part.teacher->type));
   }

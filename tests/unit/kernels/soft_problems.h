@@ -15,7 +15,7 @@ inline constexpr Divergence kDivergences[] = {Divergence::kForwardKl, Divergence
 Problem SoftProblem(const Shape& shape, DataType type, Divergence divergence);
 
 // Turns on other options, one by one, by the bits of a number below kSoftCombinations.
-inline constexpr int kSoftCombinations = 64;
+inline constexpr int kSoftCombinations = 128;
 void UseWithSoftTargets(Problem& problem, int options);
 
 // One whose teacher is the head itself, but for weights that are off by about `change`, relatively.

@@ -135,6 +135,7 @@ engine::StartBatchCommand BatchWithEverything() {
                           .z_gradient_scale = 0.0f,
                           .token_weights = std::string(2 * sizeof(float), 'w'),
                           .lse_gradients = std::string(2 * sizeof(float), 'g'),
+                          .entropy_gradients = std::string(2 * sizeof(float), 'e'),
                           .accumulate = false,
                           .input_gradient = true,
                           .payload = uint64_t{1} << 40});
@@ -157,9 +158,10 @@ TEST(CommandWireTest, ABatchArrivesWithItsChunks) {
   ASSERT_EQ(read.chunks.size(), 2u);
   EXPECT_THAT(read.chunks[0], FieldsAre(2, sent.chunks[0].labels, std::numeric_limits<int64_t>::min(), -0.5f,
                                         std::optional<float>(0.0f), sent.chunks[0].token_weights,
-                                        sent.chunks[0].lse_gradients, false, true, uint64_t{1} << 40));
+                                        sent.chunks[0].lse_gradients, sent.chunks[0].entropy_gradients, false,
+                                        true, uint64_t{1} << 40));
   EXPECT_THAT(read.chunks[1],
-              FieldsAre(1, sent.chunks[1].labels, -100, 1.0f, std::nullopt, "", "", true, false, 0u));
+              FieldsAre(1, sent.chunks[1].labels, -100, 1.0f, std::nullopt, "", "", "", true, false, 0u));
 }
 
 TEST(CommandWireTest, NumbersThatNoCommandHasAreRefused) {

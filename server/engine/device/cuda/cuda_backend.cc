@@ -158,7 +158,8 @@ Result CudaBackend::Enqueue(const BatchKey& kind, const CudaSlot& slot) {
 void CudaBackend::NoteAdded(const BatchKey& kind) {
   CudaGradient& gradient = Find(kind.gradient);
   gradient.empty = false;
-  if (kind.teacher.backend != nullptr) return;  // such batches leave nothing of smoothing beside dW
+  // Such batches leave nothing of smoothing beside dW.
+  if (kind.teacher.backend != nullptr || kind.entropy_gradients) return;
   if (kernels::cuda::SmoothingOf(kind.options) != kernels::cuda::Smoothing::kRankOne) return;
   gradient.smoothings[UsesClassWeights(kind) ? kWeighted : kUniform].empty = false;
 }
@@ -187,7 +188,9 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const kernels::Shard* sh
                      .share = share,
                      .z_gradient_scale = chunk.z_gradient_scale,
                      .token_weights = chunk.token_weights,
-                     .lse_gradients = chunk.lse_gradients});
+                     .lse_gradients = chunk.lse_gradients,
+                     .entropy_gradients = chunk.entropy_gradients,
+                     .wants_unweighted = chunk.returns.unweighted()});
   }
   BatchRows rows = shard == nullptr ? step_.Arrange(parts, teacher) : step_.Arrange(parts, *shard, teacher);
   const auto bytes = static_cast<size_t>(rows.rows) * sizeof(int32_t);
@@ -202,6 +205,7 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const kernels::Shard* sh
   fill(layout.z_gradient_scales, rows.z_gradient_scales);
   fill(layout.token_weights, rows.token_weights);
   fill(layout.lse_gradients, rows.lse_gradients);
+  fill(layout.entropy_gradients, rows.entropy_gradients);
   return rows;
 }
 
@@ -256,6 +260,7 @@ void CudaBackend::DescribeLoss(const BatchKey& kind, const CudaSlot& slot, const
   step->z_gradient_scales = array(layout.z_gradient_scales, rows.z_gradient_scales);
   step->token_weights = array(layout.token_weights, rows.token_weights);
   step->lse_gradients = array(layout.lse_gradients, rows.lse_gradients);
+  step->entropy_gradients = array(layout.entropy_gradients, rows.entropy_gradients);
   step->returns = ReturnsIn(slot.out.data(), layout, slot.extras.returns);
   step->options = kind.options;
   const bool weighted = UsesClassWeights(kind);

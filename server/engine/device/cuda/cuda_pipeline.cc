@@ -99,6 +99,7 @@ void HandOut(const CudaSlot& slot) {
 SlotExtras SlotExtras::Of(const BatchKey& kind, std::span<const ChunkRows> chunks) {
   SlotExtras extras;
   extras.returns = kind.returns;
+  extras.entropy_gradients = kind.entropy_gradients;
   for (const ChunkRows& chunk : chunks) {
     extras.z_gradient_scales = extras.z_gradient_scales || chunk.z_gradient_scale.has_value();
     extras.token_weights = extras.token_weights || chunk.token_weights != nullptr;
@@ -111,6 +112,7 @@ SlotExtras SlotExtras::Most() {
   return {.z_gradient_scales = true,
           .token_weights = true,
           .lse_gradients = true,
+          .entropy_gradients = true,
           .returns = {.log_sum_exp = true,
                       .z_loss = true,
                       .log_probability = true,
@@ -138,6 +140,7 @@ SlotLayout SlotLayout::Of(int64_t tokens, int64_t hidden_bytes, int64_t teacher_
   take(&layout.z_gradient_scales, extras.z_gradient_scales ? 1 : 0);
   take(&layout.token_weights, extras.token_weights ? 1 : 0);
   take(&layout.lse_gradients, extras.lse_gradients ? 1 : 0);
+  take(&layout.entropy_gradients, extras.entropy_gradients ? 1 : 0);
   layout.in_bytes = end;
 
   end = 0;

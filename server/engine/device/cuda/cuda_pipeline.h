@@ -31,6 +31,7 @@ struct SlotExtras {
   bool z_gradient_scales = false;
   bool token_weights = false;
   bool lse_gradients = false;
+  bool entropy_gradients = false;
   WantedReturns returns;
 
   static SlotExtras Of(const BatchKey& kind, std::span<const ChunkRows> chunks);
@@ -53,6 +54,7 @@ struct SlotLayout {
   int64_t z_gradient_scales = 0;
   int64_t token_weights = 0;
   int64_t lse_gradients = 0;
+  int64_t entropy_gradients = 0;
   int64_t in_bytes = 0;
   // Out, on the way back.
   int64_t losses = 0;

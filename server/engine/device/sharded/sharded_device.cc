@@ -58,6 +58,7 @@ ChunkHeader HeaderOf(const ChunkRows& chunk) {
           .z_gradient_scale = chunk.z_gradient_scale,
           .token_weights = BytesOf(chunk.token_weights, tokens * sizeof(float)),
           .lse_gradients = BytesOf(chunk.lse_gradients, tokens * sizeof(float)),
+          .entropy_gradients = BytesOf(chunk.entropy_gradients, tokens * sizeof(float)),
           .accumulate = chunk.accumulate == ChunkRows::Accumulate::kYes,
           .input_gradient = chunk.wants_dx(),
           .payload = chunk.hidden_states.number};

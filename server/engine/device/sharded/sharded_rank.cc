@@ -27,6 +27,7 @@ ChunkRows RowsOf(const ChunkHeader& chunk, const BatchKey& kind) {
           .z_gradient_scale = chunk.z_gradient_scale,
           .token_weights = Floats(chunk.token_weights),
           .lse_gradients = Floats(chunk.lse_gradients),
+          .entropy_gradients = Floats(chunk.entropy_gradients),
           .accumulate = chunk.accumulate ? ChunkRows::Accumulate::kYes : ChunkRows::Accumulate::kNo,
           .losses = Wanted<float>(true),
           .returns = Marked(kind.returns),

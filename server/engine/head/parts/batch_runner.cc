@@ -107,7 +107,10 @@ ChunkRows BatchRunner::Describe(StartedChunk& started) const {
   rows.gradient_scale = chunk.gradient_scale;
   rows.z_gradient_scale = chunk.options.z_gradient_scale;
   rows.token_weights = Floats(chunk.token_weights);
-  if (chunk.mode != ComputeMode::kLossOnly) rows.lse_gradients = Floats(chunk.lse_gradients);
+  if (HasWeightGradient(chunk.mode)) {
+    rows.lse_gradients = Floats(chunk.lse_gradients);
+    rows.entropy_gradients = Floats(chunk.entropy_gradients);
+  }
   rows.accumulate = started.item->weight_gradient == ChunkItem::WeightGradient::kWithBatch
                         ? ChunkRows::Accumulate::kYes
                         : ChunkRows::Accumulate::kNo;

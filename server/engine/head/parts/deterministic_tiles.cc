@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMostTileTokens = 4096;
 constexpr int64_t kWidest = 4;        // bytes of an element of hidden states
-constexpr int64_t kTokenBytes = 16;   // label, weight, gradient of the log-sum-exp
+constexpr int64_t kTokenBytes = 20;   // label, weight, gradients of the log-sum-exp and the entropy
 constexpr int64_t kChunkBytes = 512;  // what a chunk takes beside its tensors
 constexpr int64_t kFarChunks = 4;     // of the largest size, ahead of the first incomplete tile
 constexpr int64_t kIgnored = -1;      // a label of a piece
@@ -193,6 +193,8 @@ void DeterministicTiles::Append(int64_t place, const Segment& segment, Piece* pi
                &piece->chunk.token_weights);
   AppendFloats(from.lse_gradients, first, segment.tokens, 0.0f, piece->chunk.tokens,
                &piece->chunk.lse_gradients);
+  AppendFloats(from.entropy_gradients, first, segment.tokens, 0.0f, piece->chunk.tokens,
+               &piece->chunk.entropy_gradients);
   AppendLabels(from, first, segment.tokens, &piece->chunk.labels);
   AppendParts(from.hidden_states, first * row_bytes, segment.tokens * row_bytes, parts);
   piece->chunk.tokens += segment.tokens;
@@ -247,6 +249,7 @@ DeterministicTiles::Content DeterministicTiles::content(const std::map<int64_t, 
     chunk.labels = slice(from.labels, sizeof(int64_t));
     chunk.token_weights = slice(from.token_weights, sizeof(float));
     chunk.lse_gradients = slice(from.lse_gradients, sizeof(float));
+    chunk.entropy_gradients = slice(from.entropy_gradients, sizeof(float));
     const int64_t row_bytes = from.hidden_states.size() / from.tokens;
     std::vector<ByteSpan> parts;
     AppendParts(from.hidden_states, static_cast<int64_t>(first) * row_bytes, segment.tokens * row_bytes,

@@ -39,7 +39,8 @@ bool IsWeight(const std::string& tensor) {
 // All of `tiles.kept`, one chunk behind the other.
 absl::Status AppendTiles(const DeterministicTiles::Content& tiles, const StateSink::Append& append) {
   for (const Chunk& chunk : tiles.kept) {
-    for (const std::string* values : {&chunk.labels, &chunk.token_weights, &chunk.lse_gradients}) {
+    for (const std::string* values :
+         {&chunk.labels, &chunk.token_weights, &chunk.lse_gradients, &chunk.entropy_gradients}) {
       if (absl::Status status = append(std::as_bytes(std::span(*values))); !status.ok()) return status;
     }
     for (const ByteSpan part : chunk.hidden_states.parts()) {

@@ -50,6 +50,7 @@ inline HeadCheckpoint MakeCheckpoint(uint64_t generation) {
   chunk.options.Set(&kernels::LossOptions::softcap, 30.0f);
   chunk.labels = std::string(16, '\1');
   chunk.lse_gradients = std::string(8, '\2');
+  chunk.entropy_gradients = std::string(8, '\4');
   chunk.hidden_states = Payload::Of(std::string(2 * kHidden * 4, '\3'));
   session.tiles->taken = {{1, 3}};
   session.tiles->filled = {{0, 2}};
@@ -96,7 +97,7 @@ class CheckpointStoreTest : public ::testing::Test {
     };
     absl::Status status = add(TensorFile("weight"), kVocab * kHidden * 4, key);
     if (status.ok()) status = add(SessionGradient(4), kVocab * kHidden * 4, "");
-    if (status.ok()) status = add(TilesFile(4), 2 * 8 + 2 * 4 + 2 * kHidden * 4, "");
+    if (status.ok()) status = add(TilesFile(4), 2 * 8 + 2 * 2 * 4 + 2 * kHidden * 4, "");
     if (!status.ok()) return status;
     absl::StatusOr<CheckpointInfo> info = store_->Commit(**writer, MakeCheckpoint(generation));
     bytes_written_ = (*writer)->bytes_written();

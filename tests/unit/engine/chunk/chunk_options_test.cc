@@ -84,6 +84,14 @@ TEST(ChunkOptions, WhatCannotBeComputedIsRefusedByNameAndValue) {
          c.lse_gradients = Bytes({-kInfinity, 0});
        },
        "token_inputs.lse_gradients", "[0] is -inf"},
+      {[](Chunk& c) {
+         c.entropy_gradients = Bytes({1, 2, 3});
+       },
+       "token_inputs.entropy_gradients", "holds 12 bytes"},
+      {[](Chunk& c) {
+         c.entropy_gradients = Bytes({0, kInfinity});
+       },
+       "token_inputs.entropy_gradients", "[1] is inf; it must be finite"},
   };
   EXPECT_TRUE(ValidateContent(TwoTokens(), WeightedHead(), {}).ok());
   for (const Case& bad : cases) {

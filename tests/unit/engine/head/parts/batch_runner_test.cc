@@ -242,14 +242,17 @@ TEST_F(BatchRunnerTest, InputGradientsGoIntoTheAnswerInTheirTypeOrWhereTheChunkW
   EXPECT_EQ(listener_->answers[2].dx.size(), 0);
 }
 
-TEST_F(BatchRunnerTest, GradientsOfTheLogSumExpAreLeftOutWhereTheLossAloneIsWanted) {
+TEST_F(BatchRunnerTest, UpstreamGradientsAreLeftOutWhereTheLossAloneIsWanted) {
   const std::string gradients(2 * sizeof(float), '\0');
   StartedChunk trains = MakeChunk(1);
   StartedChunk evaluates = LossOnly(2);
   trains.item->chunk.lse_gradients = evaluates.item->chunk.lse_gradients = gradients;
+  trains.item->chunk.entropy_gradients = evaluates.item->chunk.entropy_gradients = gradients;
   Run("a", All(std::move(trains), std::move(evaluates)));
   EXPECT_NE(Batch(0).chunks[0].lse_gradients, nullptr);
   EXPECT_EQ(Batch(0).chunks[1].lse_gradients, nullptr);
+  EXPECT_NE(Batch(0).chunks[0].entropy_gradients, nullptr);
+  EXPECT_EQ(Batch(0).chunks[1].entropy_gradients, nullptr);
 }
 
 TEST_F(BatchRunnerTest, ChunksAreAnsweredAsTheirResultsComeAndDoneWhenTheBatchIs) {

@@ -137,6 +137,7 @@ struct Product {
   std::vector<int64_t> labels;
   std::vector<float> token_weights;
   std::vector<float> lse_gradients;
+  std::vector<float> entropy_gradients;
 
   bool operator==(const Product&) const = default;
 };
@@ -150,6 +151,7 @@ TEST_F(DeterministicTilesTest, TheProductsAreTheSameHoweverTokensAreCutAndWhenev
     for (int64_t token = place; token < place + tokens; ++token) {
       if (place < 18) Append(&chunk.token_weights, 1.0f + static_cast<float>(token));
       if (place < 9) Append(&chunk.lse_gradients, -static_cast<float>(token));
+      if (place < 9) Append(&chunk.entropy_gradients, 3 * static_cast<float>(token));
     }
     return chunk;
   };
@@ -176,10 +178,10 @@ TEST_F(DeterministicTilesTest, TheProductsAreTheSameHoweverTokensAreCutAndWhenev
       for (const Piece& piece : pieces) {
         EXPECT_EQ(piece.chunk.mode, ComputeMode::kWeightGradientOnly);
         EXPECT_EQ(piece.chunk.tokens, std::ssize(Hidden(piece.chunk)));
-        products.push_back({piece.chunk.gradient_scale, piece.kind.options.label_smoothing,
-                            Hidden(piece.chunk), Values<int64_t>(piece.chunk.labels),
-                            Values<float>(piece.chunk.token_weights),
-                            Values<float>(piece.chunk.lse_gradients)});
+        products.push_back(
+            {piece.chunk.gradient_scale, piece.kind.options.label_smoothing, Hidden(piece.chunk),
+             Values<int64_t>(piece.chunk.labels), Values<float>(piece.chunk.token_weights),
+             Values<float>(piece.chunk.lse_gradients), Values<float>(piece.chunk.entropy_gradients)});
       }
     };
     for (const auto& [place, tokens] : cuts) {
@@ -224,14 +226,17 @@ TEST_F(DeterministicTilesTest, ChunksWithAndWithoutValuesForTheirTokensShareAPro
   Append(&weighted.token_weights, 7.0f);
   Chunk with_lse = MakeChunk(2, 1);
   Append(&with_lse.lse_gradients, 8.0f);
+  Chunk with_entropy = MakeChunk(3, 1);
+  Append(&with_entropy.entropy_gradients, 9.0f);
   Add(0, 1);
   Add(std::move(weighted));
   Add(std::move(with_lse));
-  Add(3, 1);
+  Add(std::move(with_entropy));
   const std::vector<Piece> pieces = tiles_.TakeComplete();
   ASSERT_THAT(pieces, SizeIs(1));
   EXPECT_THAT(Values<float>(pieces[0].chunk.token_weights), ElementsAre(1, 7, 1, 1));
   EXPECT_THAT(Values<float>(pieces[0].chunk.lse_gradients), ElementsAre(0, 0, 8, 0));
+  EXPECT_THAT(Values<float>(pieces[0].chunk.entropy_gradients), ElementsAre(0, 0, 0, 9));
 }
 
 TEST_F(DeterministicTilesTest, IgnoredRowsOfChunksStayIgnoredWhateverLabelMeansIt) {

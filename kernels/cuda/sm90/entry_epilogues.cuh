@@ -1,27 +1,30 @@
-// Epilogues of logits products that few kinds of rows need: label smoothing with softcap, and the sums
-// themselves.
-#ifndef LOSSD_KERNELS_CUDA_SM90_SMOOTHED_EPILOGUES_CUH_
-#define LOSSD_KERNELS_CUDA_SM90_SMOOTHED_EPILOGUES_CUH_
+// Epilogues of logits products that few kinds of rows need: gradients whose entries have each a part of their
+// own, and the sums themselves.
+#ifndef LOSSD_KERNELS_CUDA_SM90_ENTRY_EPILOGUES_CUH_
+#define LOSSD_KERNELS_CUDA_SM90_ENTRY_EPILOGUES_CUH_
 
 #include "kernels/cuda/sm90/epilogues.cuh"
 
 namespace lossd::kernels::cuda::sm90 {
 
-// The passes of label smoothing with softcap: first what the losses need, then, when each row's factors are
-// known, the entries of the logits' gradient.
-enum class SmoothedPass { kSums, kGradient };
+// The passes of rows of Smoothing::kElementwise: first what losses and factors need, then, when each row's
+// factors are known, the entries of the logits' gradient.
+enum class EntryPass { kSums, kGradient };
 
-template <class T, SmoothedPass kPass>
-struct SmoothedEpilogue {
-  // kGradient: (A E - B C) f rounded once to T [rows, stride], zero for the row's label and in columns from
-  // the vocabulary's end to stride.
+template <class T, EntryPass kPass>
+struct EntryEpilogue {
+  // kGradient: ((A - D (s - offset - M)) E - B C) f rounded once to T [rows, stride], zero for the row's
+  // label and in columns from the vocabulary's end to stride.
   T* gradients;
   int64_t stride;           // a multiple of 8
   const float* factors;     // A [rows]
   const float* smoothings;  // B [rows]
-  // kSums: of E and of C s without the row's label, [columns of tiles, sums_stride].
+  const float* spreads;     // D [rows]
+  const float* means;       // M [rows]
+  // kSums: of E, of C s and of E (s - offset), without the row's label, [columns of tiles, sums_stride].
   float* sums;
   float* logit_sums;
+  float* moments;
   int64_t sums_stride;
   const float* class_weights;  // C [columns]; null: 1
   const float* bias;           // [columns]; null: none
@@ -54,11 +57,15 @@ struct SmoothedEpilogue {
                            int32_t first_column, int32_t columns, uint32_t thread) const {
     const auto lane = static_cast<int32_t>(thread % 4);
     const int32_t label = labels[place];
-    const ScaledExponential exponential(offsets[place], exponents[place]);
-    const float factor = kPass == SmoothedPass::kGradient ? factors[place] : 0.0f;
-    const float smoothing = kPass == SmoothedPass::kGradient ? smoothings[place] : 0.0f;
+    const float offset = offsets[place];
+    const ScaledExponential exponential(offset, exponents[place]);
+    const float factor = kPass == EntryPass::kGradient ? factors[place] : 0.0f;
+    const float smoothing = kPass == EntryPass::kGradient ? smoothings[place] : 0.0f;
+    const float spread = kPass == EntryPass::kGradient ? spreads[place] : 0.0f;
+    const float mean = kPass == EntryPass::kGradient ? means[place] : 0.0f;
     float sums_of_four[4] = {};
     float logits_of_four[4] = {};
+    float moments_of_four[4] = {};
 #pragma unroll
     for (int block = 0; block < Tile::kBlockN / 32; ++block) {
       uint32_t words[4];
@@ -69,20 +76,24 @@ struct SmoothedEpilogue {
         for (int i = 0; i < 2; ++i) {
           const int32_t column = first_column + 32 * block + 8 * j + 2 * lane + i;
           const bool counts = column != label && column < columns;
-          const CappedLogit<float> s = cap(__fmul_rn(d[4 * (4 * block + j) + 2 * half + i], logit_scale));
+          const CappedLogit<float> s = LogitOf(d[4 * (4 * block + j) + 2 * half + i]);
           const float e = counts ? exponential(s.value) : 0.0f;
           float weight = counts ? 1.0f : 0.0f;
           if (counts && class_weights != nullptr) weight = class_weights[column];
-          if constexpr (kPass == SmoothedPass::kSums) {
-            sums_of_four[j] += e;
+          if constexpr (kPass == EntryPass::kSums) {
+            values[i] = e;
             logits_of_four[j] = __fmaf_rn(weight, s.value, logits_of_four[j]);
+            moments_of_four[j] = __fmaf_rn(e, s.value - offset, moments_of_four[j]);
           } else {
-            values[i] = __fmaf_rn(factor, e, -smoothing * weight) * s.slope;
+            const float own = __fmaf_rn(-spread, s.value - offset - mean, factor);
+            values[i] = __fmaf_rn(own, e, -smoothing * weight) * s.slope;
           }
         }
-        if constexpr (kPass == SmoothedPass::kGradient) words[j] = PackPair<T>(values[0], values[1]);
+        // As ExponentialsEpilogue adds them.
+        if constexpr (kPass == EntryPass::kSums) sums_of_four[j] += values[0] + values[1];
+        if constexpr (kPass == EntryPass::kGradient) words[j] = PackPair<T>(values[0], values[1]);
       }
-      if constexpr (kPass == SmoothedPass::kGradient) {
+      if constexpr (kPass == EntryPass::kGradient) {
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
           const uint2 packed = ExchangePair(words[j], words[j + 1]);
@@ -93,16 +104,24 @@ struct SmoothedEpilogue {
         }
       }
     }
-    if constexpr (kPass == SmoothedPass::kSums) {
+    if constexpr (kPass == EntryPass::kSums) {
       const float sum = SumOfQuad((sums_of_four[0] + sums_of_four[1]) + (sums_of_four[2] + sums_of_four[3]));
       const float logit_sum =
           SumOfQuad((logits_of_four[0] + logits_of_four[1]) + (logits_of_four[2] + logits_of_four[3]));
+      const float moment =
+          SumOfQuad((moments_of_four[0] + moments_of_four[1]) + (moments_of_four[2] + moments_of_four[3]));
       if (valid && lane == 0) {
         const int64_t piece = first_column / Tile::kBlockN * sums_stride + place;
         sums[piece] = sum;
         logit_sums[piece] = logit_sum;
+        moments[piece] = moment;
       }
     }
+  }
+
+  __device__ CappedLogit<float> LogitOf(float sum) const {
+    const float z = __fmul_rn(sum, logit_scale);
+    return cap.cap == 0 ? CappedLogit<float>{z, 1.0f} : cap(z);
   }
 };
 
@@ -134,4 +153,4 @@ struct PlainEpilogue {
 
 }  // namespace lossd::kernels::cuda::sm90
 
-#endif  // LOSSD_KERNELS_CUDA_SM90_SMOOTHED_EPILOGUES_CUH_
+#endif  // LOSSD_KERNELS_CUDA_SM90_ENTRY_EPILOGUES_CUH_
