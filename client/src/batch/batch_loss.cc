@@ -18,18 +18,6 @@ absl::Status Invalid(absl::string_view field, double value, absl::string_view wh
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; it must be ", what_it_must_be));
 }
 
-bool ClassWeightsCount(const HeadConfig& head, const Batch& batch) {
-  switch (batch.loss.class_weights) {
-    case ClassWeights::kOfHead:
-      return head.has_class_weights;
-    case ClassWeights::kIgnore:
-      return false;
-    case ClassWeights::kUse:
-      return true;
-  }
-  return false;
-}
-
 absl::Status ValidateOptions(const HeadConfig& head, const Batch& batch) {
   const LossOptions& loss = batch.loss;
   // Written so that NaN is refused.
@@ -187,6 +175,18 @@ Counts CountsOf(const Batch& batch) {
 
 }  // namespace
 
+bool ClassWeightsCount(const HeadConfig& head, const Batch& batch) {
+  switch (batch.loss.class_weights) {
+    case ClassWeights::kOfHead:
+      return head.has_class_weights;
+    case ClassWeights::kIgnore:
+      return false;
+    case ClassWeights::kUse:
+      return true;
+  }
+  return false;
+}
+
 absl::Status ValidateLoss(const HeadConfig& head, const Batch& batch) {
   if (absl::Status status = ValidateOptions(head, batch); !status.ok()) return status;
   if (absl::Status status = ValidateDistillation(batch); !status.ok()) return status;
@@ -235,8 +235,8 @@ double ReducedLoss(const Batch& batch, const BatchResult& result) {
   return (result.loss_sum - result.z_loss_sum) / counts.all + result.z_loss_sum / counts.z_loss;
 }
 
-BatchResult ResultOfIgnored(const Batch& batch) {
-  BatchResult result;
+BatchResult ResultOfNothing(const Batch& batch) {
+  BatchResult result{.valid_tokens = CountValid(batch.labels, batch.ignore_index)};
   result.loss = ReducedLoss(batch, result);
   return result;
 }

@@ -11,6 +11,9 @@
 
 namespace lossd::internal {
 
+// Whether the head's class weights count in the batch.
+bool ClassWeightsCount(const HeadConfig& head, const Batch& batch);
+
 // Options, per-token inputs and the reduction; INVALID_ARGUMENT names the field and both values.
 absl::Status ValidateLoss(const HeadConfig& head, const Batch& batch);
 
@@ -28,8 +31,8 @@ void SetLossOptions(const Batch& batch, const GradientScales& scales, const Toke
 
 // The batch's loss, reduced as it asks, from the sums in `result`: they cover all of its chunks.
 double ReducedLoss(const Batch& batch, const BatchResult& result);
-// The result of a batch all of whose tokens are ignored: nothing of it is sent.
-BatchResult ResultOfIgnored(const Batch& batch);
+// The result of a batch none of whose tokens is needed (NeededTokens): nothing of it is sent.
+BatchResult ResultOfNothing(const Batch& batch);
 
 }  // namespace lossd::internal
 

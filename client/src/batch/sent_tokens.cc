@@ -4,9 +4,25 @@
 #include <cstddef>
 #include <cstring>
 
+#include "client/src/batch/batch_loss.h"
 #include "client/src/batch/token_returns.h"
 
 namespace lossd::internal {
+
+NeededTokens::NeededTokens(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs)
+    : batch_(batch),
+      // The server alone knows the class weights, whose sum is over all valid tokens.
+      may_be_idle_(!batch.token_weights.empty() && !AnyUnweighted(outputs.returns) &&
+                   !ClassWeightsCount(head, batch)) {}
+
+bool NeededTokens::IsIdle(size_t token) const {
+  const auto is_zero = [token](std::span<const float> values) {
+    return values.empty() || values[token] == 0;
+  };
+  if (!is_zero(batch_.token_weights)) return false;
+  return batch_.mode == ComputeMode::kLossOnly ||
+         (is_zero(batch_.lse_gradients) && is_zero(batch_.entropy_gradients));
+}
 
 SentTokens SentTokens::All(int64_t tokens) {
   SentTokens sent;
@@ -15,14 +31,14 @@ SentTokens SentTokens::All(int64_t tokens) {
   return sent;
 }
 
-SentTokens SentTokens::Labelled(std::span<const int64_t> labels, int64_t ignore_index) {
+SentTokens SentTokens::Of(const NeededTokens& needed) {
   SentTokens sent;
   bool in_run = false;
-  for (size_t i = 0; i < labels.size(); ++i) {
-    const bool labelled = labels[i] != ignore_index;
-    if (labelled && !in_run) sent.begins_.push_back({sent.count_, static_cast<int64_t>(i)});
-    in_run = labelled;
-    sent.count_ += static_cast<int64_t>(labelled);
+  for (size_t i = 0; i < needed.size(); ++i) {
+    const bool is_needed = needed.Has(i);
+    if (is_needed && !in_run) sent.begins_.push_back({sent.count_, static_cast<int64_t>(i)});
+    in_run = is_needed;
+    sent.count_ += static_cast<int64_t>(is_needed);
   }
   return sent;
 }
@@ -50,10 +66,10 @@ std::vector<SentTokens::Run> SentTokens::Runs(int64_t first, int64_t tokens) con
   return runs;
 }
 
-void FillIgnored(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs) {
+void FillUnneeded(const NeededTokens& needed, const HeadConfig& head, const BatchOutputs& outputs) {
   const auto row_bytes = static_cast<size_t>(head.hidden_size * SizeOf(outputs.dx_type));
-  for (size_t i = 0; i < batch.labels.size(); ++i) {
-    if (batch.labels[i] != batch.ignore_index) continue;
+  for (size_t i = 0; i < needed.size(); ++i) {
+    if (needed.Has(i)) continue;
     if (!outputs.losses.empty()) outputs.losses[i] = 0;
     // Zero has no bits in any type.
     if (outputs.dx != nullptr) std::memset(static_cast<std::byte*>(outputs.dx) + i * row_bytes, 0, row_bytes);

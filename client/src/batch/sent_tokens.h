@@ -1,4 +1,5 @@
-// Which tokens of a batch travel: an ignored one has loss 0, dX 0 and no part in dW, wherever it is computed.
+// Which tokens of a batch travel: an ignored one has loss 0, dX 0 and no part in dW, wherever it is computed,
+// and so has one that every factor of is 0.
 #ifndef LOSSD_CLIENT_SRC_BATCH_SENT_TOKENS_H_
 #define LOSSD_CLIENT_SRC_BATCH_SENT_TOKENS_H_
 
@@ -10,12 +11,29 @@
 
 namespace lossd::internal {
 
+// The tokens of which something may be computed that is not known beforehand.
+class NeededTokens {
+ public:
+  // All of them outlive it.
+  NeededTokens(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs);
+
+  size_t size() const { return batch_.labels.size(); }
+  bool Has(size_t token) const {
+    return batch_.labels[token] != batch_.ignore_index && !(may_be_idle_ && IsIdle(token));
+  }
+
+ private:
+  bool IsIdle(size_t token) const;
+
+  const Batch& batch_;
+  bool may_be_idle_ = false;  // a token whose factors are 0 is of no use
+};
+
 // The tokens that are sent, numbered from 0, as runs of neighbours in the batch.
 class SentTokens {
  public:
   static SentTokens All(int64_t tokens);
-  // Those whose labels are not ignore_index.
-  static SentTokens Labelled(std::span<const int64_t> labels, int64_t ignore_index);
+  static SentTokens Of(const NeededTokens& needed);
 
   int64_t count() const { return count_; }
   // The place of sent token `sent`, below count(), in the batch.
@@ -51,9 +69,9 @@ std::vector<T> Gather(std::span<const T> values, std::span<const SentTokens::Run
   return gathered;
 }
 
-// Writes the outputs of ignored tokens: losses and dX are 0, returns as TokenReturns says. The outputs fit
-// the batch; those of other tokens are left alone.
-void FillIgnored(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs);
+// Writes the outputs of tokens that are not needed: losses and dX are 0, returns as TokenReturns says. The
+// outputs fit the batch; those of other tokens are left alone.
+void FillUnneeded(const NeededTokens& needed, const HeadConfig& head, const BatchOutputs& outputs);
 
 }  // namespace lossd::internal
 

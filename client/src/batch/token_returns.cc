@@ -75,6 +75,12 @@ absl::Status ValidateReturns(const HeadConfig& head, const TokenReturns& returns
 
 bool AnyWanted(const TokenReturns& returns) { return BytesOnWire(returns) > 0; }
 
+bool AnyUnweighted(const TokenReturns& returns) {
+  TokenReturns others = returns;
+  others.z_losses = {};
+  return AnyWanted(others);
+}
+
 v1::WantedReturns WantedOnWire(const TokenReturns& returns) {
   v1::WantedReturns wanted;
   wanted.set_log_sum_exp(!returns.log_sum_exp.empty());

@@ -17,6 +17,8 @@ namespace lossd::internal {
 absl::Status ValidateReturns(const HeadConfig& head, const TokenReturns& returns, int64_t tokens);
 
 bool AnyWanted(const TokenReturns& returns);
+// Whether anything is wanted that is not 0 wherever a token's weight is.
+bool AnyUnweighted(const TokenReturns& returns);
 v1::WantedReturns WantedOnWire(const TokenReturns& returns);
 // Bytes for one token in an answer.
 int64_t BytesOnWire(const TokenReturns& returns);

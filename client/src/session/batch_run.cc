@@ -223,8 +223,11 @@ const Piece& BatchRun::PieceOf(size_t chunk) const {
 }
 
 absl::StatusOr<BatchResult> BatchRun::Result() const {
-  BatchResult result{
-      .chunks = static_cast<int64_t>(chunks_), .first_sequences = first_sequences_, .timings = Timings()};
+  // Valid tokens that were not sent count as well.
+  BatchResult result{.valid_tokens = CountValid(job_.batch.labels, job_.batch.ignore_index),
+                     .chunks = static_cast<int64_t>(chunks_),
+                     .first_sequences = first_sequences_,
+                     .timings = Timings()};
   std::set<uint64_t> versions;  // of the weights that chunks met
   std::set<uint64_t> teacher_versions;
   absl::Status rejection;  // of the first chunk that was rejected
@@ -234,7 +237,6 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
     const Piece& piece = PieceOf(i);
     result.loss_sum += piece.loss_sum;
     result.z_loss_sum += piece.sums.z_loss();
-    result.valid_tokens += piece.valid_tokens;
     result.correct_tokens += piece.sums.correct_tokens();
     result.class_weight_sum += piece.sums.class_weights();
     result.divergence_sum += piece.sums.divergence();

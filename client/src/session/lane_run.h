@@ -60,7 +60,6 @@ struct Piece {
   bool answered = false;
   bool repeated = false;
   double loss_sum = 0;
-  int64_t valid_tokens = 0;
   v1::TokenSums sums = {};
   uint64_t weight_version = 0;  // 0 if it was rejected
   uint64_t teacher_weight_version = 0;

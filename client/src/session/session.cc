@@ -15,12 +15,12 @@ namespace {
 
 // What lies in a region costs nothing to send, and a chunk of it is in one piece; the places of a
 // deterministic session's tokens are those of all.
-internal::SentTokens SentTokensOf(const Batch& batch, const internal::BatchPlaces& places,
+internal::SentTokens SentTokensOf(const internal::NeededTokens& needed, const internal::BatchPlaces& places,
                                   Deterministic deterministic) {
   if (deterministic == Deterministic::kYes || places.hidden_states || places.teacher_hidden || places.dx) {
-    return internal::SentTokens::All(static_cast<int64_t>(batch.labels.size()));
+    return internal::SentTokens::All(static_cast<int64_t>(needed.size()));
   }
-  return internal::SentTokens::Labelled(batch.labels, batch.ignore_index);
+  return internal::SentTokens::Of(needed);
 }
 
 }  // namespace
@@ -67,13 +67,14 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   if (batch.distillation && lanes_.link().options().deterministic == Deterministic::kYes) {
     return absl::InvalidArgumentError("distillation is set, but a deterministic session has no soft targets");
   }
-  if (batch.labels.empty()) return internal::ResultOfIgnored(batch);
+  if (batch.labels.empty()) return internal::ResultOfNothing(batch);
   auto places = internal::FindPlaces(head_->regions(), config, batch, outputs);
   if (!places.ok()) return places.status();
-  const internal::SentTokens sent = SentTokensOf(batch, *places, lanes_.link().options().deterministic);
+  const internal::NeededTokens needed(config, batch, outputs);
+  const internal::SentTokens sent = SentTokensOf(needed, *places, lanes_.link().options().deterministic);
   if (sent.count() == 0) {
-    internal::FillIgnored(config, batch, outputs);
-    return internal::ResultOfIgnored(batch);
+    internal::FillUnneeded(needed, config, outputs);
+    return internal::ResultOfNothing(batch);
   }
   // Otherwise the chunks would wait until somebody ended that flush.
   if (absl::Status status = internal::SettleFreeze(*head_); !status.ok()) return status;
@@ -92,7 +93,7 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   internal::BatchRun run(&lanes_, config, batch, outputs, *places, sent, *plan, expected_repeats_);
   auto result = run.Run();
   if (result.ok() && sent.count() < static_cast<int64_t>(batch.labels.size())) {
-    internal::FillIgnored(config, batch, outputs);
+    internal::FillUnneeded(needed, config, outputs);
   }
   if (!run.session_usable()) {
     failure_ = absl::IsCancelled(result.status()) ? Interrupted(result.status()) : result.status();

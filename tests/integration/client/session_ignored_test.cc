@@ -94,6 +94,44 @@ TEST_F(SessionIgnoredTest, InputsAndReturnsOfEachTokenStayItsOwn) {
   }
 }
 
+// As of the second phase of a loss, where tokens were clipped.
+TEST_F(SessionIgnoredTest, TokensWhoseFactorsAreAllZeroAreNotSentButCount) {
+  Session session = Open();
+  Data data(9);
+  data.labels[0] = data.labels[5] = kIgnored;
+  const std::vector<float> weights = {1, 0, 1, 0, 1, 0, 0, 1, 0};
+  const std::vector<float> entropy_gradients = {0, 0, 0, 2, 0, 0, 0, 0, 0};
+  Batch batch = data.batch();
+  batch.token_weights = weights;
+  batch.entropy_gradients = entropy_gradients;
+  auto result = session.Compute(batch, data.outputs());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(Arrived(), 4) << "2, 3, 4 and 7";
+  EXPECT_EQ(result->valid_tokens, 7);
+  for (const size_t i : {0, 1, 5, 6, 8}) {
+    EXPECT_EQ(data.losses[i], 0) << i;
+    for (size_t j = 0; j < kHidden; ++j) EXPECT_EQ(data.dx[i * kHidden + j], 0) << i;
+  }
+  EXPECT_NE(data.dx[2 * kHidden], 0);
+
+  const std::vector<float> none(9);
+  batch.token_weights = none;
+  batch.entropy_gradients = none;
+  result = session.Compute(batch, data.outputs());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(Arrived(), 4);
+  EXPECT_EQ(result->valid_tokens, 7);
+  EXPECT_EQ(result->chunks, 0);
+  EXPECT_EQ(data.dx[2 * kHidden], 0);
+
+  // What has no weight is still told.
+  std::vector<float> log_sum_exps(9);
+  BatchOutputs outputs = data.outputs();
+  outputs.returns.log_sum_exp = log_sum_exps;
+  ASSERT_TRUE(session.Compute(batch, outputs).ok());
+  EXPECT_EQ(Arrived(), 11);
+}
+
 TEST_F(SessionIgnoredTest, ABatchWithoutLabelsSendsNothing) {
   Session session = Open();
   Data data(5);
