@@ -356,8 +356,9 @@ typedef struct lossd_batch {
   const float* token_weights; /* [N], or NULL */
   const float* lse_gradients; /* [N], or NULL */
   const lossd_distillation* distillation;
-  uint64_t weight_version; /* 0: any */
-  int64_t window_token;    /* -1: behind the batch before */
+  uint64_t weight_version;        /* 0: any */
+  int64_t window_token;           /* -1: behind the batch before */
+  const float* entropy_gradients; /* [N], or NULL */
 } lossd_batch;
 
 /* lossd::BatchOutputs and lossd::TokenReturns; what is NULL is not wanted. */

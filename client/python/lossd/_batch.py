@@ -36,6 +36,8 @@ RETURNS = {
     "target_ranks": "int32",
 }
 TOP = {"top_tokens": "int32", "top_log_probabilities": "float32"}
+# What a batch may be given for each token, fp32.
+TOKEN_INPUTS = ("token_weights", "lse_gradients", "entropy_gradients")
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class BatchOptions(LossNumbers):
     bias: str = "head"
     token_weights: Any = None
     lse_gradients: Any = None
+    entropy_gradients: Any = None
     weight_version: int = 0
     first_token: int = 0
     window_token: int | None = None
@@ -245,7 +248,7 @@ def prepare(hidden: t.View, labels: Any, kind: t.Kind, dx: t.View | None, option
     _batch_numbers(batch, options)
     batch.tokens = t.token_count(leading)
     batch.labels, batch.hidden_states, batch.hidden_dtype = label_view.pointer, hidden.pointer, hidden.number
-    for name in ("token_weights", "lse_gradients"):
+    for name in TOKEN_INPUTS:
         value = getattr(options, name)
         if value is not None:
             view = t.float32_view(value, name, leading)

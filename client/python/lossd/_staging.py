@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import lossd._device as _device
 import lossd._tensors as t
-from lossd._batch import RETURNS, TOP, BatchOptions, prepare, result_of
+from lossd._batch import RETURNS, TOKEN_INPUTS, TOP, BatchOptions, prepare, result_of
 from lossd.errors import LossdError, ResourceExhaustedError
 from lossd.results import BatchResult
 
@@ -261,7 +261,7 @@ def stage(staging: Staging, hidden: Any, labels: Any, options: BatchOptions) -> 
         layer.stream_wait(staging.stream, layer.record(current))
         inside = slot.part(0, shape, dtype, torch)
         layer.copy(inside, hidden.detach(), staging.stream)
-        host = {name: _to_host(staging, getattr(options, name)) for name in ("token_weights", "lse_gradients")}
+        host = {name: _to_host(staging, getattr(options, name)) for name in TOKEN_INPUTS}
         if options.distillation is not None:
             teacher = _to_host(staging, options.distillation.hidden)
             host["distillation"] = dataclasses.replace(options.distillation, hidden=teacher)

@@ -211,6 +211,7 @@ class Batch(c.Structure):
         ("distillation", c.POINTER(Distillation)),
         ("weight_version", c.c_uint64),
         ("window_token", c.c_int64),
+        ("entropy_gradients", c.c_void_p),
     ]
 
 

@@ -159,6 +159,7 @@ class Session:
         bias: str = "head",
         token_weights: Any = None,
         lse_gradients: Any = None,
+        entropy_gradients: Any = None,
         weight_version: int = 0,
         first_token: int = 0,
         window_token: int | None = None,
@@ -187,7 +188,9 @@ class Session:
             over this batch's; "late_mean", whose factor Head.flush or Head.step gets. docs/losses.md has the rest.
         gradient_scale: multiplies dX and dW, not the losses.
         logit_scale, softcap: None takes the head's. class_weights, bias: "head" (if it has any), "ignore", "use".
-        token_weights, lse_gradients: [...], of each token: its weight, the upstream gradient of its log-sum-exp.
+        token_weights, lse_gradients, entropy_gradients: [...], of each token: its weight, the upstream gradients of
+            its log-sum-exp and its entropy. One whose values there are all 0, its weight among them, costs nothing if
+            no returns but "z_losses" are wanted.
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
         returns: of each token: "log_sum_exp", "z_losses", "log_probabilities", "entropies", "predictions",
             "target_ranks", "divergences" (with a distillation), "top_k" with top_k of 1 to 64.

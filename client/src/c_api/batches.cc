@@ -91,6 +91,7 @@ absl::StatusOr<Batch> BatchOf(const lossd_batch* given) {
               .distillation = *distillation,
               .token_weights = SpanOf(read->token_weights, read->tokens),
               .lse_gradients = SpanOf(read->lse_gradients, read->tokens),
+              .entropy_gradients = SpanOf(read->entropy_gradients, read->tokens),
               .z_gradient_scale = OptionalOf(read->z_gradient_scale),
               .reduction = *reduction,
               .normalizer = OptionalOf(read->normalizer),

@@ -76,8 +76,10 @@ void TestTokenReturns(const char* target, int count, char** arguments) {
   lossd_session* session = NULL;
   lossd_batch batch;
   lossd_outputs outputs;
+  lossd_outputs gradients;
   lossd_result result;
   float losses[kTokens], lse[kTokens], z[kTokens], log_probabilities[kTokens], entropies[kTokens];
+  float dx[kTokens * kHidden];
   float top[kTokens * kTop];
   float weights[kTokens];
   float upstream[kTokens];
@@ -121,6 +123,19 @@ void TestTokenReturns(const char* target, int count, char** arguments) {
     CHECK(top_tokens[i * kTop] == predictions[i] && top[i * kTop] >= top[i * kTop + 1]);
     CHECK((ranks[i] == 0) == (predictions[i] == problem.labels[i]));
   }
+
+  /* What is upstream of the entropies alone. */
+  lossd_outputs_init(&gradients, sizeof gradients);
+  gradients.dx = dx;
+  for (i = 0; i < kTokens; ++i) weights[i] = 0;
+  batch.lse_gradients = NULL;
+  OK(lossd_session_compute(session, &batch, &gradients, &result));
+  CHECK(result.valid_tokens == kTokens - 1);
+  for (i = 0; i < kTokens * kHidden; ++i) CHECK(dx[i] == 0);
+  batch.entropy_gradients = upstream;
+  OK(lossd_session_compute(session, &batch, &gradients, &result));
+  for (i = 0; i < kTokens; ++i) CHECK((dx[i * kHidden] != 0) == (i != kIgnored));
+
   batch.weight_version = 2;
   FAILS(lossd_session_compute(session, &batch, &outputs, &result), LOSSD_FAILED_PRECONDITION, "version");
   outputs.top_k = 0;

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
         raise ModuleNotFoundError("lossd.torch needs PyTorch: pip install 'torch>=2.6'", name="torch") from None
     raise
 
-from lossd.torch._function import linear_cross_entropy
+from lossd.torch._function import linear_cross_entropy, token_log_probs
 from lossd.torch._multi_token import multi_token_cross_entropy
 from lossd.torch._stepping import OtherRuleWarning, UnsteppedHeadWarning, UntiedHeadWarning
 from lossd.torch._tokens import shift_labels
@@ -51,5 +51,6 @@ __all__ = [
     "multi_token_cross_entropy",
     "read_shard",
     "shift_labels",
+    "token_log_probs",
     "write_shard",
 ]

@@ -26,8 +26,8 @@ def evaluate(call: LossCall, hidden: Tensor, labels: Tensor, weights: Tensor | N
 
 
 class RemoteLoss(torch.autograd.Function):
-    """apply(hidden, proxy, labels, weights, call) -> the loss, the log-sum-exps or None, the z-loss or None, and what
-    `call` returns without a gradient.
+    """apply(hidden, proxy, labels, weights, call) -> the loss, the log-sum-exps or None, the z-loss or None, the
+    entropies or None, and what `call` returns without a gradient.
 
     `proxy` is the head's parameter, a leaf of one element that makes the loss differentiable where the hidden states
     are not; its gradient is 0, or NaN where the loss or its upstream gradient is not finite, so that whoever looks for
@@ -48,7 +48,7 @@ class RemoteLoss(torch.autograd.Function):
         ctx.save_for_backward(hidden, labels, weights, values.log_sum_exp)
         ctx.left = Left(
             call=call,
-            values=replace(values, losses=None, log_sum_exp=None, z_losses=None, dx=None, by_token={}),
+            values=replace(values, losses=None, log_sum_exp=None, z_losses=None, entropies=None, dx=None, by_token={}),
             declared=declared,
             dx=values.dx,
             hidden_dtype=hidden.dtype,
@@ -56,7 +56,7 @@ class RemoteLoss(torch.autograd.Function):
             windows=windows,
         )
         outputs = call.outputs(values, hidden.device)
-        ctx.mark_non_differentiable(*outputs[3:])
+        ctx.mark_non_differentiable(*outputs[4:])
         return outputs
 
     @staticmethod
@@ -66,7 +66,7 @@ class RemoteLoss(torch.autograd.Function):
                 "lossd.torch.linear_cross_entropy has no second derivative; call backward() without create_graph=True"
             )
         left: Left = ctx.left
-        dx, finite = left.gradient(lambda: ctx.saved_tensors, *upstream[:3])
+        dx, finite = left.gradient(lambda: ctx.saved_tensors, *upstream[:4])
         marker = None
         if ctx.needs_input_grad[1]:
             marker = left.marker(finite, left.call.head.proxy.device)
@@ -105,13 +105,18 @@ class Left:
         return torch.full((1, 1), 0.0 if finite else math.nan, device=device)
 
     def gradient(
-        self, saved: Saved, d_loss: Tensor | None, d_lse: Tensor | None, d_z: Tensor | None
+        self,
+        saved: Saved,
+        d_loss: Tensor | None,
+        d_lse: Tensor | None,
+        d_z: Tensor | None,
+        d_entropy: Tensor | None,
     ) -> tuple[Tensor | None, bool]:
         """dX, or None if it is not wanted, and whether the upstream gradients are finite."""
         call, values = self.call, self.values
         if self.windows != window_of(call.head).windows_gone:  # what was added has been stepped, or dropped
             self.declared = self.dx = None
-        by_token = call.options.reduction == "none" or d_lse is not None
+        by_token = call.options.reduction == "none" or d_lse is not None or d_entropy is not None
         scalars = None if by_token else _scalars(call.options, values, d_loss, d_z)
         if scalars is not None and self.declared is not None and _same(scalars, self.coefficients):
             dx, self.declared, self.dx = self.dx, None, None
@@ -119,7 +124,7 @@ class Left:
         hidden, labels, weights, lse = saved()
         rows = None
         if scalars is None:
-            scalars, rows = _by_token(call, values, labels, weights, lse, d_loss, d_lse, d_z)
+            scalars, rows = _by_token(call, values, labels, weights, lse, d_loss, d_lse, d_z, d_entropy)
         elif not scalars.finite:
             scalars, rows = Coefficients(0.0, 0.0), labels != call.options.ignore_index
         dx = self._exact(call.tokens(hidden, labels, weights), scalars, hidden)
@@ -188,6 +193,7 @@ def _by_token(
     d_loss: Tensor | None,
     d_lse: Tensor | None,
     d_z: Tensor | None,
+    d_entropy: Tensor | None,
 ) -> tuple[Coefficients, Tensor]:
     """Coefficients with 0 where they are not finite, and those rows."""
     valid = labels != call.options.ignore_index
@@ -204,9 +210,15 @@ def _by_token(
     if z_extra is not None and call.options.lse_square_scale > 0:
         assert lse is not None
         lses = lses + ones * z_extra * (2 * call.options.lse_square_scale) * lse
-    rows = valid & ~(torch.isfinite(tokens) & torch.isfinite(lses))
+    finite = torch.isfinite(tokens) & torch.isfinite(lses)
+    if d_entropy is not None:
+        finite = finite & torch.isfinite(d_entropy)
+    rows = valid & ~finite
     wanted = valid & ~rows
-    return Coefficients(1.0, 1.0, tokens.where(wanted, 0.0), lses.where(wanted, 0.0)), rows
+    entropies = None
+    if d_entropy is not None and bool(d_entropy.any()):  # they cost a product
+        entropies = d_entropy.float().where(wanted, 0.0)
+    return Coefficients(1.0, 1.0, tokens.where(wanted, 0.0), lses.where(wanted, 0.0), entropies), rows
 
 
 def _proportional(wanted: Coefficients, declared: Coefficients, options: LossOptions) -> bool:

@@ -29,6 +29,8 @@ class LossCall:
     class_weight_sum: float | None = None  # of the labels, if it is known
     distillation: Distillation | None = None
     return_values: tuple[str, ...] = ()
+    return_entropy: bool = False
+    top_k: int = 0
 
     @property
     def frozen(self) -> bool:
@@ -38,9 +40,9 @@ class LossCall:
     def returns(self) -> frozenset[str]:
         by_token = self.options.reduction == "none"
         wanted = {"log_sum_exp"} if self.return_lse or (self.return_z_loss and by_token) else set()
-        return frozenset(
-            wanted | set(self.return_values) | ({"z_losses"} if self.return_z_loss and by_token else set())
-        )
+        wanted |= {"z_losses"} if self.return_z_loss and by_token else set()
+        wanted |= {"entropies"} if self.return_entropy else set()
+        return frozenset(wanted | set(self.return_values))
 
     def tokens(self, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> Tokens:
         return Tokens(arrived(hidden.detach()).to(self.wire_dtype), arrived(labels), weights, self.distillation)
@@ -54,11 +56,17 @@ class LossCall:
         dx_dtype: torch.dtype | None,
     ) -> Values:
         tokens = self.tokens(hidden, labels, weights)
-        return forward_pass(self.head, tokens, self.options, self.class_weight_sum, self.returns, declared, dx_dtype)
+        return forward_pass(
+            self.head, tokens, self.options, self.class_weight_sum, self.returns, declared, dx_dtype, self.top_k
+        )
 
     def outputs(self, values: Values, device: torch.device) -> tuple[Tensor | None, ...]:
-        """The loss, the log-sum-exps, the z-loss, and the values asked for."""
-        return *self._losses(values, device), *(values.by_token[name] for name in self.return_values)
+        """The loss, the log-sum-exps, the z-loss, the entropies, and the values asked for."""
+        told = dict(values.by_token)
+        if self.return_entropy:  # values have no gradient, and must not be the tensor that has one
+            told["entropies"] = told["entropies"].clone()
+        entropies = values.entropies if self.return_entropy else None
+        return *self._losses(values, device), entropies, *(told[name] for name in self.return_values)
 
     def _losses(self, values: Values, device: torch.device) -> tuple[Tensor | None, ...]:
         lse = values.log_sum_exp if self.return_lse else None
@@ -89,7 +97,9 @@ def make_call(
     return_lse: bool,
     return_z_loss: bool,
     distillation: Distillation | None,
+    return_entropy: bool = False,
     return_values: tuple[str, ...] = (),
+    top_k: int = 0,
 ) -> LossCall:
     """head: a RemoteHead. hidden_dtype: the input's. autocast: what autocast casts to, where it is on. class_weights:
     [V], the head's own. distillation: with hidden states that need no gradient."""
@@ -107,6 +117,8 @@ def make_call(
         wire_dtype=_wire_dtype(hidden_dtype, autocast, head),
         distillation=distillation,
         return_values=return_values,
+        return_entropy=return_entropy,
+        top_k=top_k,
     )
 
 

@@ -74,7 +74,7 @@ class Description(NamedTuple):
     z_normalizer: Tensor | None
     grad_scale: Tensor | None
     reduction: str
-    returns: str  # "lse", "z_loss" or both
+    returns: str  # of "lse", "z_loss" and "entropy"
     ignore_index: int
     label_smoothing: float
     lse_square_scale: float
@@ -121,6 +121,7 @@ class Description(NamedTuple):
             grad_scale=self.grad_scale,
             return_lse="lse" in self.returns,
             return_z_loss="z_loss" in self.returns,
+            return_entropy="entropy" in self.returns,
             distillation=soft,
         )
 
@@ -152,12 +153,13 @@ def _operator(name: str, arguments: str, results: int) -> Callable[[Callable[...
 
 
 @_operator(
-    "linear_cross_entropy", "Tensor hidden, Tensor? proxy, Tensor labels, Tensor? token_weights, bool wants_dx", 5
+    "linear_cross_entropy", "Tensor hidden, Tensor? proxy, Tensor labels, Tensor? token_weights, bool wants_dx", 6
 )
 def _forward(
     hidden: Tensor, proxy: Tensor | None, labels: Tensor, token_weights: Tensor | None, wants_dx: bool, *rest: Any
 ) -> tuple[Tensor, ...]:
-    """The loss, the log-sum-exps, the z-loss, dX, and numbers for backward. What there is not is an empty tensor.
+    """The loss, the log-sum-exps, the z-loss, the entropies, dX, and numbers for backward. What there is not is an
+    empty tensor.
     proxy: the head's parameter, if the head is trained."""
     description = Description(*rest)
     call = description.call(hidden, labels)
@@ -174,6 +176,7 @@ def _forward(
         loss,
         _nothing(hidden) if values.log_sum_exp is None else values.log_sum_exp,
         _nothing(hidden) if z_loss is None else z_loss,
+        _nothing(hidden) if values.entropies is None else values.entropies,
         dx.to(hidden.dtype),
         torch.tensor([*numbers, math.nan if declared is None else declared, windows], dtype=torch.float64),
     )
@@ -192,6 +195,7 @@ def _(
         reduced(),
         tokens() if "lse" in description.returns or (with_z and by_token) else _nothing(hidden),
         reduced() if with_z else _nothing(hidden),
+        tokens() if "entropy" in description.returns else _nothing(hidden),
         hidden.new_empty(hidden.shape if wants_dx and description.may_know_dx else (0,)),
         torch.empty(_WINDOWS + 1, dtype=torch.float64, device="cpu"),
     )
@@ -199,7 +203,7 @@ def _(
 
 @_operator(
     "linear_cross_entropy_backward",
-    "Tensor? d_loss, Tensor? d_lse, Tensor? d_z_loss, Tensor hidden, Tensor? proxy, Tensor labels, "
+    "Tensor? d_loss, Tensor? d_lse, Tensor? d_z_loss, Tensor? d_entropy, Tensor hidden, Tensor? proxy, Tensor labels, "
     "Tensor? token_weights, Tensor lse, Tensor dx, Tensor numbers, bool wants_dx",
     2,
 )
@@ -207,6 +211,7 @@ def _backward(
     d_loss: Tensor | None,
     d_lse: Tensor | None,
     d_z_loss: Tensor | None,
+    d_entropy: Tensor | None,
     hidden: Tensor,
     proxy: Tensor | None,
     labels: Tensor,
@@ -235,8 +240,8 @@ def _backward(
     )
     saved = (hidden, labels, token_weights, lse if lse.numel() else None)
     # A graph gives zeros for outputs that nothing came back to.
-    d_lse = d_lse if d_lse is not None and bool(d_lse.any()) else None
-    result, finite = left.gradient(lambda: saved, d_loss, d_lse, d_z_loss)
+    d_lse, d_entropy = (one if one is not None and bool(one.any()) else None for one in (d_lse, d_entropy))
+    result, finite = left.gradient(lambda: saved, d_loss, d_lse, d_z_loss, d_entropy)
     return (
         hidden.new_empty((0,)) if result is None else result.clone() if result is dx else result,
         _nothing(hidden) if proxy is None else left.marker(finite, proxy.device),
@@ -248,6 +253,7 @@ def _(
     d_loss: Tensor | None,
     d_lse: Tensor | None,
     d_z_loss: Tensor | None,
+    d_entropy: Tensor | None,
     hidden: Tensor,
     proxy: Tensor | None,
     labels: Tensor,
@@ -267,7 +273,7 @@ def _(
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     hidden, proxy, labels, token_weights, wants_dx, *rest = inputs
     description = Description(*rest)
-    _, lse, _, dx, numbers = output
+    _, lse, _, _, dx, numbers = output
     given = description._replace(class_weights=None, normalizer=None, z_normalizer=None, grad_scale=None)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(
@@ -287,7 +293,7 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
     ctx.wants_dx, ctx.description = wants_dx, given._replace(soft_hidden=None)
 
 
-def _differentiate(ctx: Any, d_loss: Any, d_lse: Any, d_z_loss: Any, *unused: Any) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, d_loss: Any, d_lse: Any, d_z_loss: Any, d_entropy: Any, *unused: Any) -> tuple[Any, ...]:
     *tokens, class_weights, normalizer, z_normalizer, grad_scale, soft_hidden = ctx.saved_tensors
     description = ctx.description._replace(
         class_weights=class_weights,
@@ -296,7 +302,7 @@ def _differentiate(ctx: Any, d_loss: Any, d_lse: Any, d_z_loss: Any, *unused: An
         grad_scale=grad_scale,
         soft_hidden=soft_hidden,
     )
-    dx, marker = _backward(d_loss, d_lse, d_z_loss, *tokens, ctx.wants_dx, *description)
+    dx, marker = _backward(d_loss, d_lse, d_z_loss, d_entropy, *tokens, ctx.wants_dx, *description)
     nothing = [None] * (3 + len(description))
     return dx if ctx.wants_dx else None, marker if ctx.needs_input_grad[1] else None, *nothing
 
@@ -333,12 +339,13 @@ def _may_declare() -> bool:
 def linear_cross_entropy(
     hidden: Tensor, proxy: Tensor | None, labels: Tensor, token_weights: Tensor | None, description: Description
 ) -> tuple[Tensor | None, ...]:
-    """The outputs: the loss, the log-sum-exps or None, the z-loss or None. proxy: the head's parameter if its dW is
-    wanted. Differentiable where gradients are on."""
+    """The outputs: the loss, the log-sum-exps or None, the z-loss or None, the entropies or None. proxy: the head's
+    parameter if its dW is wanted. Differentiable where gradients are on."""
     wants_dx = torch.is_grad_enabled() and hidden.requires_grad
-    loss, lse, z_loss, _, _ = _forward(hidden, proxy, labels, token_weights, wants_dx, *description)
+    loss, lse, z_loss, entropies, _, _ = _forward(hidden, proxy, labels, token_weights, wants_dx, *description)
     return (
         loss,
         lse if "lse" in description.returns else None,
         z_loss if "z_loss" in description.returns else None,
+        entropies if "entropy" in description.returns else None,
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lossd.torch._compiled as _compiled
-from lossd._batch import Distillation
+from lossd._batch import TOP, Distillation
 from lossd.torch._autograd import RemoteLoss, evaluate
 from lossd.torch._call import make_call
 from lossd.torch._options import LossOptions
@@ -42,7 +42,9 @@ def linear_cross_entropy(
     shift: bool | int = False,
     return_lse: bool = False,
     return_z_loss: bool = False,
+    return_entropy: bool = False,
     return_values: Collection[str] = (),
+    top_k: int = 0,
     token_weights: Tensor | None = None,
     normalizer: float | Tensor | None = None,
     z_normalizer: float | Tensor | None = None,
@@ -67,10 +69,13 @@ def linear_cross_entropy(
     shift: True or k: the label of a hidden state is that of the next, or k-th next, token of its sequence, the last
         dimension of target. Shapes stay as they are; the last k tokens of each sequence are ignored.
     return_lse: also the log-sum-exps [...] of the logits. return_z_loss: also the z-loss, reduced like the loss, which
-        contains it. Both are differentiable.
+        contains it. return_entropy: also the entropies [...] of the distributions, in nats, 0 where tokens are ignored.
+        All of them are differentiable.
     return_values: also a dict of values of each token [...], which have no gradient: of "entropies" (fp32),
         "predictions" (int32, the most likely token), "log_probabilities" (of the labels, fp32), "losses" (fp32) and
         "target_ranks" (int32), by these names. What ignored tokens have there is nothing to be used.
+    top_k: 1 to 64: the dict also has the likeliest tokens, "top_tokens" [..., top_k] (int32), best first, and their
+        "top_log_probabilities" (fp32).
     token_weights: [...], multiply each token's loss. They get no gradient.
     normalizer: what a mean is divided by, for a mean over more than this batch (gradient accumulation, ranks):
         global_token_count, or with class weights the sum of the labels' weights. 0, of a step without any, is right
@@ -87,9 +92,9 @@ def linear_cross_entropy(
     torch_compat: an empty mean, of a batch without tokens that count, is NaN, as PyTorch's, and not 0. Gradients are
         0. With a normalizer above 0 it is 0 in any case.
 
-    Returns the loss in fp32, [] or, of "none", [...]; or a tuple (loss, lse), (loss, z_loss), (loss, lse, z_loss), each
-    with the dict of return_values behind the others. Where gradients are off (torch.no_grad, torch.inference_mode) and
-    where nothing needs any it is a number without a graph, and the server adds nothing.
+    Returns the loss in fp32, [] or, of "none", [...]; or a tuple of it and what else is asked for, in the order lse,
+    z_loss, entropy, the dict of values. Where gradients are off (torch.no_grad, torch.inference_mode) and where nothing
+    needs any it is a number without a graph, and the server adds nothing.
 
     Raises TypeError or ValueError for tensors that do not fit, lossd.InvalidArgumentError for labels out of range, and
     what Session.compute raises, in forward and in backward. FailedPreconditionError in backward: the head's weights are
@@ -97,8 +102,8 @@ def linear_cross_entropy(
     one head wait for each other.
     """
     if is_dtensor(input) and isinstance(target, Tensor) and _is_head(head):
-        if return_values:
-            raise ValueError("return_values is not for a DTensor: give input.to_local(), and its own labels")
+        if return_values or top_k:
+            raise ValueError("return_values and top_k are not for a DTensor: give input.to_local(), and its own labels")
         return sharded_loss(
             linear_cross_entropy,
             input,
@@ -115,6 +120,7 @@ def linear_cross_entropy(
             shift=shift,
             return_lse=return_lse,
             return_z_loss=return_z_loss,
+            return_entropy=return_entropy,
             token_weights=token_weights,
             normalizer=normalizer,
             z_normalizer=z_normalizer,
@@ -130,7 +136,7 @@ def linear_cross_entropy(
         )
     labels = shift_labels(target.detach(), int(shift), ignore_index)
     weights = None if token_weights is None else token_weights.detach().float().contiguous()
-    names = _known(return_values)
+    names = _known(return_values, top_k)
     compute: Callable[..., Any] = _eager
     if torch.compiler.is_compiling():
         compute = _in_graph if _compiled.SUPPORTED and not names else torch.compiler.disable(_eager)
@@ -155,15 +161,68 @@ def linear_cross_entropy(
         torch_compat=torch_compat,
         return_lse=return_lse,
         return_z_loss=return_z_loss,
+        return_entropy=return_entropy,
         distillation=_soft_targets(distillation),
         autocast=torch.get_autocast_dtype(input.device.type) if torch.is_autocast_enabled(input.device.type) else None,
-        **({"return_values": names} if names else {}),
+        **({"return_values": names, "top_k": top_k} if names else {}),
     )
-    wanted = (True, return_lse, return_z_loss)
-    chosen: tuple[Any, ...] = tuple(output for output, want in zip(outputs[:3], wanted, strict=True) if want)
+    wanted = (True, return_lse, return_z_loss, return_entropy)
+    chosen: tuple[Any, ...] = tuple(output for output, want in zip(outputs[:4], wanted, strict=True) if want)
     if names:
-        chosen = (*chosen, dict(zip(names, outputs[3:], strict=True)))
+        chosen = (*chosen, dict(zip(names, outputs[4:], strict=True)))
     return chosen if len(chosen) > 1 else chosen[0]
+
+
+def token_log_probs(
+    input: Tensor,
+    target: Tensor,
+    head: Any,
+    *,
+    entropy: bool = False,
+    return_values: Collection[str] = (),
+    top_k: int = 0,
+    **options: Any,
+) -> Any:
+    """Log-probabilities of the labels, [...] in fp32, as policy gradients and preference losses are made of; 0 where
+    tokens are ignored. Two passes, as of a loss of reduction "none": the gradients are exact whatever is made of them.
+
+    entropy: also the entropies [...] of the distributions, in nats, for a bonus: (log_probs, entropy), both with a
+        gradient.
+    return_values, top_k: also a dict of values without a gradient, behind the others, as linear_cross_entropy returns
+        it; beside the names there, "accuracy" [] is the share of the labels that are predictions (NaN of none).
+    options: ignore_index, softcap, logit_scale, bias, shift and train_head of linear_cross_entropy. Class weights do
+        not count. logit_scale=scale / T and softcap=cap / T make a temperature T of a head's scale and cap.
+
+    A token to whose outputs nothing comes back, because it was clipped or its group has no advantage, costs backward as
+    little as an ignored one. Raises what linear_cross_entropy raises.
+    """
+    unknown = options.keys() - {"ignore_index", "softcap", "logit_scale", "bias", "shift", "train_head"}
+    if unknown:
+        raise TypeError(f"token_log_probs() got an unexpected keyword argument {min(unknown)!r}")
+    if isinstance(return_values, str):
+        raise TypeError(f"return_values is {return_values!r}; want a collection of names")
+    names = set(return_values)
+    asked = names - {"accuracy"} | ({"predictions"} if "accuracy" in names else set())
+    found = linear_cross_entropy(
+        input,
+        target,
+        head,
+        weight=False,
+        reduction="none",
+        return_entropy=entropy,
+        return_values=asked,
+        top_k=top_k,
+        **options,
+    )
+    losses, *more = found if isinstance(found, tuple) else (found,)
+    if "accuracy" in names:
+        values = more[-1]
+        ignore_index = options.get("ignore_index", -100)
+        labels = shift_labels(target.detach(), int(options.get("shift", False)), ignore_index)
+        valid = labels != ignore_index
+        values["accuracy"] = ((values["predictions"] == labels) & valid).sum() / valid.sum()
+        more[-1] = {name: value for name, value in values.items() if name in names or name in TOP}
+    return (-losses, *more) if more else -losses
 
 
 def _eager(
@@ -179,9 +238,11 @@ def _eager(
     grad_scale: float | Tensor | None,
     return_lse: bool,
     return_z_loss: bool,
+    return_entropy: bool,
     distillation: Distillation | None,
     autocast: torch.dtype | None,
     return_values: tuple[str, ...] = (),
+    top_k: int = 0,
     **options: Any,
 ) -> tuple[Tensor | None, ...]:
     call = make_call(
@@ -198,8 +259,10 @@ def _eager(
         grad_scale=grad_scale,
         return_lse=return_lse,
         return_z_loss=return_z_loss,
+        return_entropy=return_entropy,
         distillation=distillation,
         return_values=return_values,
+        top_k=top_k,
     )
     if not (torch.is_grad_enabled() and (proxy is not None or input.requires_grad)):
         return evaluate(call, input, labels, weights)
@@ -226,6 +289,7 @@ def _in_graph(
     grad_scale: float | Tensor | None,
     return_lse: bool,
     return_z_loss: bool,
+    return_entropy: bool,
     distillation: Distillation | None,
     softcap: float | None,
     logit_scale: float | None,
@@ -236,13 +300,14 @@ def _in_graph(
     soft = distillation
     if soft is not None and not isinstance(soft.hidden, Tensor):
         raise TypeError(f"distillation.hidden is a {type(soft.hidden).__name__}; want a torch.Tensor in a graph")
+    returned = {"lse": return_lse, "z_loss": return_z_loss, "entropy": return_entropy}
     description = _compiled.Description(
         head=head.traced.key,
         class_weights=class_weight_values,
         normalizer=_number(normalizer),
         z_normalizer=_number(z_normalizer),
         grad_scale=_number(grad_scale),
-        returns=("lse " if return_lse else "") + ("z_loss" if return_z_loss else ""),
+        returns=" ".join(name for name, want in returned.items() if want),
         uses_class_weights=class_weights,
         uses_bias=bias,
         softcap=None if softcap is None else float(softcap),
@@ -323,13 +388,15 @@ def _check_tokens(name: str, value: Tensor, input: Tensor) -> None:
         raise ValueError(f"{name} is on {value.device} and input on {input.device}; want both on one device")
 
 
-def _known(names: Collection[str]) -> tuple[str, ...]:
+def _known(names: Collection[str], top_k: int) -> tuple[str, ...]:
     if isinstance(names, str):
         raise TypeError(f"return_values is {names!r}; want a collection of names")
     unknown = set(names) - set(VALUES)
     if unknown:
         raise ValueError(f"return_values names {', '.join(sorted(map(repr, unknown)))}; there are {', '.join(VALUES)}")
-    return tuple(sorted(set(names)))
+    if not isinstance(top_k, int) or not 0 <= top_k <= 64:
+        raise ValueError(f"top_k is {top_k!r}; want an integer from 1 to 64, or 0 for none")
+    return tuple(sorted({*names, *(TOP if top_k else ())}))
 
 
 def _soft_targets(distillation: Distillation | None) -> Distillation | None:

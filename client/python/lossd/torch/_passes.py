@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossd._batch import Distillation
+from lossd._batch import TOP, Distillation
 from lossd.errors import FailedPreconditionError
 from lossd.torch._options import LossOptions
 from lossd.torch._window import window_of
@@ -39,6 +39,7 @@ class Values:
     losses: Tensor | None = None
     log_sum_exp: Tensor | None = None
     z_losses: Tensor | None = None
+    entropies: Tensor | None = None
     dx: Tensor | None = None
     by_token: dict[str, Tensor] = field(default_factory=dict)
 
@@ -65,12 +66,14 @@ class Values:
 @dataclass(frozen=True)
 class Coefficients:
     """The upstream gradient of every token: of its loss without z-loss `scale`, of its z-loss `z_scale`, or by token
-    (`scale` is 1 then): `tokens` of its loss with its z-loss, `log_sum_exps` of its log-sum-exp."""
+    (`scale` is 1 then): `tokens` of its loss with its z-loss, `log_sum_exps` of its log-sum-exp, `entropies` of its
+    entropy."""
 
     scale: float
     z_scale: float
     tokens: Tensor | None = None
     log_sum_exps: Tensor | None = None
+    entropies: Tensor | None = None
 
     @property
     def by_token(self) -> bool:
@@ -99,6 +102,7 @@ def forward_pass(
     returns: frozenset[str],
     declared: float | None,
     dx_dtype: torch.dtype | None,
+    top_k: int = 0,
 ) -> Values:
     """Values, of each token too what `returns` names; if `declared` is a number also dW of that times the loss, added
     at the server, and dX as `dx_dtype` unless that is None. `class_weight_sum`: of the labels, if the caller knows the
@@ -124,7 +128,8 @@ def forward_pass(
         losses=by_token,
         token_weights=tokens.weights,
         distillation=tokens.distillation,
-        returns=returns - {"losses"},
+        returns=returns - {"losses", *TOP},
+        top_k=top_k,
         **arguments,
     )
     if class_weight_sum is not None and not math.isclose(result.class_weight_sum, class_weight_sum, rel_tol=1e-4):
@@ -143,6 +148,7 @@ def forward_pass(
         losses=result.losses if by_token else None,
         log_sum_exp=result.log_sum_exp if "log_sum_exp" in returns else None,
         z_losses=result.z_losses if "z_losses" in returns else None,
+        entropies=result.entropies if "entropies" in returns else None,
         dx=result.dx if declared is not None and dx_dtype is not None else None,
         by_token={name: _apart(getattr(result, name), options) for name in sorted(returns)},
     )
@@ -193,7 +199,7 @@ def gradient_pass(
     arguments = options.compute_arguments()
     weights = tokens.weights
     if coefficients.by_token:
-        arguments |= {"lse_gradients": coefficients.log_sum_exps}
+        arguments |= {"lse_gradients": coefficients.log_sum_exps, "entropy_gradients": coefficients.entropies}
         weights = coefficients.tokens
     else:
         arguments |= {"gradient_scale": coefficients.scale}

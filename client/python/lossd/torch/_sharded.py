@@ -38,6 +38,7 @@ def sharded_loss(
     distillation: Distillation | None,
     return_lse: bool,
     return_z_loss: bool,
+    return_entropy: bool,
     **options: Any,
 ) -> Any:
     """compute: linear_cross_entropy, for tensors of this rank. What it returns for the whole batch, as DTensors."""
@@ -77,11 +78,12 @@ def sharded_loss(
         distillation=distillation,
         return_lse=return_lse,
         return_z_loss=return_z_loss,
+        return_entropy=return_entropy,
         **options,
     )
     parts = list(found) if isinstance(found, tuple) else [found]
     by_token = reduction == "none"
-    per_token = [by_token] + [True] * return_lse + [by_token] * return_z_loss
+    per_token = [by_token] + [True] * return_lse + [by_token] * return_z_loss + [True] * return_entropy
     whole = [tokens.joined(part) if each else tokens.summed(part) for part, each in zip(parts, per_token, strict=True)]
     return tuple(whole) if len(whole) > 1 else whole[0]
 

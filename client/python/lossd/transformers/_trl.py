@@ -142,28 +142,24 @@ class _Values:
         self._loss = functools.partial(
             linear_cross_entropy, head=state.head_of_loss(hidden), reduction="none", weight=False
         )
-        of_loss = {"entropy": "entropies", "is_top1": "predictions"}
-        losses, self._lse, *known = self._loss(
+        losses, self._lse, *more = self._loss(
             hidden,
             self._labels,
             label_smoothing=call.label_smoothing,
-            return_values=[of_loss[name] for name in call.outputs if name in of_loss],
             return_lse=True,
+            return_entropy="entropy" in call.outputs,
+            return_values=["predictions"] if "is_top1" in call.outputs else [],
             **self._logits(),
         )
-        self._known = known[0] if known else {}
+        self._more = more
         self.mask = self._shown(self._labels != -100)
         self.log_probs = -self._shown(losses)
 
     def entropy(self) -> torch.Tensor:
-        entropies = self._masked(self._known["entropies"])
-        if not self.log_probs.requires_grad:
-            return entropies
-        guarded: torch.Tensor = _WithoutGradient.apply(entropies, self.log_probs)
-        return guarded
+        return self._masked(self._more[0])
 
     def is_top1(self) -> torch.Tensor:
-        return self._shown(self._known["predictions"] == self._labels) & self.mask
+        return self._shown(self._more[-1]["predictions"] == self._labels) & self.mask
 
     def mean_logits(self) -> torch.Tensor:
         """A loss that is all label smoothing is the log-sum-exp less that."""
@@ -191,20 +187,3 @@ class _Values:
 
     def _shown(self, values: torch.Tensor) -> torch.Tensor:
         return values[:, self._visible]
-
-
-class _WithoutGradient(torch.autograd.Function):
-    """The values, and an error if somebody wants their gradient after all."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
-        if bool(gradients[0].any()):
-            raise RuntimeError(
-                "entropies of a remote head have no gradient: train without an entropy bonus (GRPOConfig's "
-                "entropy_coef=0, use_adaptive_entropy=False)"
-            )
-        return None, None

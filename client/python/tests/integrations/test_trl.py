@@ -262,7 +262,7 @@ def test_everything_that_trl_may_ask_for(client: lossd.Client, name: str, kind: 
                 got[key], value, rtol=1e-5, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
             )
         for outputs in (got, want):
-            (outputs.loss + outputs.log_probs[0].square().sum()).backward()
+            (outputs.loss + outputs.log_probs[0].square().sum() - 0.1 * outputs.entropy.sum()).backward()
     theirs = dict(local.named_parameters())
     for key, ours in model.named_parameters():
         if not key.startswith("lm_head."):
@@ -274,11 +274,14 @@ def test_everything_that_trl_may_ask_for(client: lossd.Client, name: str, kind: 
     assert generated[0].equal(generated[1])
 
 
-def test_an_entropy_bonus_is_refused(client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any) -> None:
-    model = build("llama")
+def test_an_entropy_bonus_trains_as_with_the_local_head(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    local = build("llama")
+    model = twin(local)
     patch(model, client=client, name=name, optimizer=lossd.SGD())
-    with pytest.raises(RuntimeError, match="entropies of a remote head have no gradient.*entropy_coef=0"):
-        grpo(model, tokenizer, tmp_path, entropy_coef=0.1).train()
+    got, want = (log_of(grpo(each, tokenizer, tmp_path, entropy_coef=0.1)) for each in (model, local))
+    assert_same(got, want)
 
 
 @pytest.mark.parametrize("make", [sft, dpo])
