@@ -17,10 +17,16 @@ __device__ float SumOf(const TileRows& tile, const float* sums, int64_t entry) {
   return __fadd_rn(sums[entry], tile.bias[entry]);
 }
 
+// No product is to be fused with what becomes of it, which is not the same in every form: a row's loss has
+// the same bits in all of them.
 template <RowForm kForm>
 __device__ CappedLogit<float> LogitOf(const TileRows& tile, float sum) {
   if constexpr (kForm == RowForm::kPlain) return {sum, 1.0f};
-  return TransformLogit(sum, tile.options);
+  const float z = __fmul_rn(sum, tile.options.logit_scale);
+  if (tile.options.softcap == 0) return {z, 1.0f};
+  CappedLogit<float> s = CapLogit(z, tile.options.softcap);
+  s.value = __fadd_rn(s.value, 0.0f);
+  return s;
 }
 
 template <RowForm kForm, class T>
