@@ -6,6 +6,7 @@
 #include "client/src/common/convert.h"
 #include "client/src/common/head_context.h"
 #include "client/src/common/head_impl.h"
+#include "client/src/common/random_key.h"
 #include "client/src/connection/connection.h"
 #include "client/src/regions/region.h"
 
@@ -52,6 +53,23 @@ absl::StatusOr<Head> Client::CreateHead(const HeadConfig& config) {
       impl_->connection->Call(&v1::HeadService::Stub::AsyncCreateHead, internal::ToRequest(config)));
   if (!context.ok()) return context.status();
   return Head(std::make_shared<Head::Impl>(*std::move(context)));
+}
+
+absl::StatusOr<CopiedHead> Client::CopyHead(const std::string& source, const std::string& name,
+                                            const CopyOptions& options) {
+  v1::CopyHeadRequest request;
+  request.set_source(source);
+  request.set_name(name);
+  request.set_frozen(options.frozen);
+  request.set_master_weights(options.master_weights);
+  request.set_source_version(options.source_version);
+  request.set_copy_id(internal::RandomKey("copy"));
+  const auto copy =
+      impl_->connection->Call(&v1::HeadService::Stub::AsyncCopyHead, request, internal::kWorkCall);
+  if (!copy.ok()) return copy.status();
+  auto context = impl_->Handle(copy->head());
+  if (!context.ok()) return context.status();
+  return CopiedHead{Head(std::make_shared<Head::Impl>(*std::move(context))), copy->weight_version()};
 }
 
 absl::StatusOr<Head> Client::GetHead(const std::string& name) {

@@ -118,7 +118,7 @@ void Engine::DropHead(const std::string& name) {
   RemoveHead(name, DiscardGradient::kYes, [] {}).IgnoreError();
 }
 
-absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config, bool is_filled) {
+absl::Status Engine::CheckCreated(const HeadConfig& config) const {
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (absl::Status status = Validate(config); !status.ok()) return status;
   if (config.fixed_segments && !device_->HasFixedSegments(config)) {
@@ -129,6 +129,11 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
                                 "--workspace_bytes are enough): "
                                 "create the head without"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config, bool is_filled) {
+  if (absl::Status can = CheckCreated(config); !can.ok()) return can;
   // One creation at a time; the map's lock is not held while memory is taken, which may need seconds.
   const MutexLock creating(create_mutex_);
   if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHead(config.name); existing.ok()) {
@@ -140,6 +145,17 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
         absl::StrCat("head ", config.name, " exists as ", Describe(have), "; asked for ", Describe(config),
                      Describe(have) == Describe(config) ? ", but others" : ""));
   }
+  absl::StatusOr<std::shared_ptr<Head>> head = MakeHead(config, is_filled);
+  if (head.ok()) AddHead(*head);
+  return head;
+}
+
+void Engine::AddHead(const std::shared_ptr<Head>& head) {
+  const MutexLock lock(mutex_);
+  heads_.emplace(head->config().name, head);
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config, bool is_filled) {
   if (const auto count = static_cast<int64_t>(Heads().size()); count >= options_.max_heads) {
     return Overload("config", absl::StrCat("there are ", count, " heads; the limit is ", options_.max_heads));
   }
@@ -178,11 +194,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
     environment.second_gradient = *std::move(gradient);
   }
   environment.on_device_failure = [this](const absl::Status& status) { OnDeviceFailure(status); };
-  auto head =
-      std::make_shared<Head>(config, std::move(environment), *std::move(backend), *std::move(reservation));
-  const MutexLock lock(mutex_);
-  heads_.emplace(config.name, head);
-  return head;
+  return std::make_shared<Head>(config, std::move(environment), *std::move(backend), *std::move(reservation));
 }
 
 absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard,

@@ -102,6 +102,27 @@ struct OpenedSession {
   bool is_new = false;  // made by this call
 };
 
+// A head that begins as another one is.
+struct HeadCopy {
+  std::string source = {};
+  std::string name = {};
+  // A frozen copy has weights alone; another one goes on as the source would, with its optimizer's state.
+  enum class Training { kAsSource, kFrozen };
+  Training training = Training::kAsSource;
+  // An fp32 master of 16-bit weights, also where the source has none: what is blended into the copy in small
+  // parts is lost to rounding without one. kAsTrained: one that is trained has what the source has, a frozen
+  // one none.
+  enum class Master { kAsTrained, kKept };
+  Master master = Master::kAsTrained;
+  uint64_t source_version = 0;  // what the weights must be of; 0: any
+  std::string copy_id = {};     // not empty
+};
+
+struct CopiedHead {
+  std::shared_ptr<Head> head;
+  uint64_t weight_version = 0;  // that it began with, which was the source's
+};
+
 // What a head went through, and has in its window.
 struct CheckpointPast {
   std::string incarnation = {};  // of the server; empty: any
@@ -159,6 +180,11 @@ class Engine {
 
   // The same configuration again answers the existing head; another one is ALREADY_EXISTS.
   absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config);
+  // It is there whole or not at all, and its weights have the source's version. The same call again, by its
+  // id, answers the same, unless the copy was written to since; a head that is there otherwise is
+  // ALREADY_EXISTS. Waits for the device. UNIMPLEMENTED over replicas, errors of CreateHead and
+  // Head::CheckCopied.
+  absl::StatusOr<CopiedHead> CopyHead(const HeadCopy& copy);
   // A replica's, in the place of one that it may have, to be filled by the others (Head::InstallPart).
   absl::StatusOr<std::shared_ptr<Head>> CreateHeadToFill(const HeadConfig& config);
   // A replica's that others have not. Its checkpoints stay as they are.
@@ -239,6 +265,13 @@ class Engine {
 
  private:
   absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config, bool is_filled);
+  absl::Status CheckCreated(const HeadConfig& config) const;
+  // One that is not among heads_ yet.
+  absl::StatusOr<std::shared_ptr<Head>> MakeHead(const HeadConfig& config, bool is_filled)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
+  void AddHead(const std::shared_ptr<Head>& head) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<CopiedHead> MakeCopy(Head& source, const HeadCopy& copy)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   Engine(EngineOptions options, std::unique_ptr<Device> device);
 
   // What OpenSession does once it has found what a deterministic session needs: the memory, for the head that

@@ -102,6 +102,12 @@ class HeldHead : public HeadBackend {
   absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override {
     return head_->ReadBias(first_row, rows, out);
   }
+  absl::Status BlendWeights(const HeadBackend& source, double decay) override {
+    return head_->BlendWeights(*static_cast<const HeldHead&>(source).head_, decay);
+  }
+  absl::Status CopyOptimizer(const HeadBackend& source) override {
+    return head_->CopyOptimizer(*static_cast<const HeldHead&>(source).head_);
+  }
   absl::Status Logits(const LogitRows& rows) override { return head_->Logits(rows); }
   int64_t RowsOfLogits() const override { return head_->RowsOfLogits(); }
   absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows, float* out) override {

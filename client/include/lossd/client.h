@@ -26,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "lossd/checkpoint.h"
+#include "lossd/copies.h"
 #include "lossd/flush.h"
 #include "lossd/logits.h"
 #include "lossd/loss.h"
@@ -493,6 +494,15 @@ class Head {
   // The server reads the weights from a safetensors file of its own (--weights_dir) and publishes them.
   absl::StatusOr<LoadedWeights> LoadWeights(const LoadWeightsOptions& options) const;
 
+  // The server mixes the weights of another of its heads into these, without a row over the network: weights
+  // = decay * weights + (1 - decay) * source's, in fp32, on the master weights of either if it has them, and
+  // rounded once. The new version is returned. INVALID_ARGUMENT if the heads differ in their sizes, type,
+  // bias, logit_scale or softcap; FAILED_PRECONDITION without weights, of other versions than those that are
+  // named, while a write of these weights is under way, and while this head's window is not empty (a frozen
+  // one has none). UNIMPLEMENTED over replicas. After an error that leaves its fate open (UNAVAILABLE,
+  // DEADLINE_EXCEEDED) Info() tells by the version whether it was done.
+  absl::StatusOr<uint64_t> Blend(const std::string& source, const BlendOptions& options) const;
+
   // Logits of rows, all of one weight version, which is returned; in several calls if they are many. Needs no
   // session, and nothing of the window moves. FAILED_PRECONDITION of a head without weights.
   absl::StatusOr<uint64_t> Logits(const LogitsBatch& batch, const LogitsOutputs& outputs) const;
@@ -547,6 +557,12 @@ class Head {
   std::shared_ptr<const Impl> impl_;
 };
 
+// A head that the server has made of another one.
+struct CopiedHead {
+  Head head;
+  uint64_t weight_version = 0;  // that it began with, which is the source's
+};
+
 // Client
 
 // A connection to one server, or to the replicas of a set. Thread-safe.
@@ -567,6 +583,12 @@ class Client {
   absl::StatusOr<Head> CreateHead(const HeadConfig& config);
   absl::StatusOr<Head> GetHead(const std::string& name);
   absl::StatusOr<std::vector<HeadInfo>> ListHeads();
+  // The server makes a head `name` of what `source` is between two of its batches, without a row over the
+  // network: the same bits in the weights' type, the same version. ALREADY_EXISTS if there is such a head,
+  // FAILED_PRECONDITION if the source has no weights, RESOURCE_EXHAUSTED if there is no memory for another
+  // head, or no place. UNIMPLEMENTED over replicas.
+  absl::StatusOr<CopiedHead> CopyHead(const std::string& source, const std::string& name,
+                                      const CopyOptions& options = {});
   // `discard_gradient` is needed while the window is not empty.
   absl::Status DeleteHead(const std::string& name, bool discard_gradient = false);
 

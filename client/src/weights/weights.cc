@@ -1,4 +1,4 @@
-// Weights of a head in and out: Head::WriteWeights and ReadWeights, the same by rows, and LoadWeights.
+// Weights of a head in and out: Head::WriteWeights and ReadWeights, the same by rows, Blend and LoadWeights.
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -132,6 +132,20 @@ absl::StatusOr<uint64_t> Head::ReadRows(int64_t first_row, int64_t rows, DataTyp
                                 .bias = options.bias,
                                 .weight_version = options.weight_version};
   return internal::ReadWeightRows(*impl_->context, into, options.progress);
+}
+
+absl::StatusOr<uint64_t> Head::Blend(const std::string& source, const BlendOptions& options) const {
+  v1::BlendHeadRequest request;
+  request.set_head(config().name);
+  request.set_source(source);
+  request.set_decay(options.decay);
+  request.set_source_version(options.source_version);
+  request.set_target_version(options.target_version);
+  request.set_blend_id(internal::RandomKey("blend"));
+  const auto blended =
+      impl_->context->connection().Call(&v1::HeadService::Stub::AsyncBlendHead, request, internal::kWorkCall);
+  if (!blended.ok()) return blended.status();
+  return blended->weight_version();
 }
 
 absl::StatusOr<LoadedWeights> Head::LoadWeights(const LoadWeightsOptions& options) const {

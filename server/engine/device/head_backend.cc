@@ -74,6 +74,12 @@ absl::Status NotThere(const char* what) {
 
 }  // namespace
 
+absl::Status HeadBackend::BlendWeights(const HeadBackend& /*source*/, double /*decay*/) {
+  return NotThere("BlendWeights");
+}
+
+absl::Status HeadBackend::CopyOptimizer(const HeadBackend& /*source*/) { return NotThere("CopyOptimizer"); }
+
 absl::Status HeadBackend::Logits(const LogitRows& /*rows*/) { return NotThere("Logits"); }
 
 absl::Status HeadBackend::Fold(Gradient* /*from*/, Gradient* /*to*/) { return NotThere("Fold"); }

@@ -170,6 +170,18 @@ class HeadBackend {
   // The same rows of the bias. Only of heads that have one.
   virtual absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) = 0;
 
+  // Copies of heads. `source` is of the same device, with as many rows and columns, of the same weight_type,
+  // and with a bias if this has one; no head over replicas. None of its batches, and none of this one's, sees
+  // anything between the weights before and after.
+  //
+  // Weights, master and bias become what kernels/blend.h says, by a decay in [0, 1). A master is worked on
+  // where this has one, and taken where the source has one; otherwise weights are widened. 0: the weights'
+  // bits are the source's; the first that a head has may come so, and RESOURCE_EXHAUSTED then says that there
+  // was no memory for them, and nothing more.
+  virtual absl::Status BlendWeights(const HeadBackend& source, double decay);
+  // The moments of the optimizer, which is the same in both.
+  virtual absl::Status CopyOptimizer(const HeadBackend& source);
+
   // With the weights there are, in the head's workspace, as many rows at a time as fit: a row's bits do not
   // depend on those beside it. Returns when the outputs are there.
   virtual absl::Status Logits(const LogitRows& rows);

@@ -66,6 +66,17 @@ struct RestoreStateCommand {
   uint64_t head = 0;
 };
 
+// HeadBackend's, of another head.
+struct BlendWeightsCommand {
+  uint64_t head = 0;
+  uint64_t source = 0;
+  double decay = 0;
+};
+struct CopyOptimizerCommand {
+  uint64_t head = 0;
+  uint64_t source = 0;
+};
+
 struct ResetCommand {
   uint64_t head = 0;
   uint64_t gradient = 0;
@@ -168,16 +179,16 @@ using GroupCommand =
                  ReadRowsCommand, WriteRowsCommand, RestoreStateCommand, ResetCommand, FoldCommand,
                  SummarizeCommand, ApplyStepCommand, SumSlicesCommand, TallySumCommand, StepSlicesCommand,
                  GatherSlicesCommand, ConnectReplicasCommand, AbortReplicasCommand, LogitsCommand,
-                 PrepareTeacherCommand, StartBatchCommand, ReleasePayloadCommand, ProbeCommand>;
+                 PrepareTeacherCommand, StartBatchCommand, ReleasePayloadCommand, ProbeCommand,
+                 BlendWeightsCommand, CopyOptimizerCommand>;
 
 inline constexpr const char* kStartBatch = "StartBatch";
 // What people read, in the order of the alternatives.
 inline constexpr std::array kCommandNames = {
-    "CreateHead",      "DeleteHead",    "CreateGradient", "DeleteGradient", "ReadRows",
-    "WriteRows",       "RestoreState",  "Reset",          "Fold",           "Summarize",
-    "ApplyStep",       "SumSlices",     "TallySum",       "StepSlices",     "GatherSlices",
-    "ConnectReplicas", "AbortReplicas", "Logits",         "PrepareTeacher", kStartBatch,
-    "ReleasePayload",  "Probe"};
+    "CreateHead",     "DeleteHead", "CreateGradient", "DeleteGradient",  "ReadRows",      "WriteRows",
+    "RestoreState",   "Reset",      "Fold",           "Summarize",       "ApplyStep",     "SumSlices",
+    "TallySum",       "StepSlices", "GatherSlices",   "ConnectReplicas", "AbortReplicas", "Logits",
+    "PrepareTeacher", kStartBatch,  "ReleasePayload", "Probe",           "BlendWeights",  "CopyOptimizer"};
 static_assert(kCommandNames.size() == std::variant_size_v<GroupCommand>);
 inline const char* NameOf(const GroupCommand& command) { return kCommandNames[command.index()]; }
 

@@ -57,6 +57,14 @@ namespace lossd::engine {
 
 class Head;
 
+// How the weights of one head go into another one's.
+struct BlendRequest {
+  double decay = 0;             // in [0, 1]: what is kept
+  std::string blend_id;         // not empty
+  uint64_t source_version = 0;  // what the weights must be of; 0: any
+  uint64_t target_version = 0;
+};
+
 // What a head shares with the rest of the engine; all of it outlives the head.
 struct HeadEnvironment {
   BatchScheduler* scheduler = nullptr;
@@ -286,6 +294,26 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, RowsOut out,
                    std::function<void(absl::StatusOr<uint64_t>)> done);
   uint64_t weight_version() const;
+
+  // Copies of heads, all of one device (head_copies.cc)
+
+  // Whether it can be copied now: FAILED_PRECONDITION without weights, or if `weight_version` is not 0 and
+  // not theirs.
+  absl::Status CheckCopied(uint64_t weight_version) const;
+  // For a head that nobody else knows yet, of a configuration that CopyConfig has made: it becomes what
+  // `source` is between two of its batches, weights, their version and, where it has an optimizer, moments
+  // and steps. Its window is empty. `done` gets the version, which is that of a write of this id from now on;
+  // errors as of CheckCopied, and RESOURCE_EXHAUSTED if there is no memory.
+  void CopyFrom(std::shared_ptr<Head> source, uint64_t weight_version, std::string copy_id,
+                CommitCallback done);
+  // The version that the last write has made, if it has this id.
+  std::optional<uint64_t> VersionOfWrite(const std::string& write_id) const;
+  // The weights become decay * weights + (1 - decay) * the source's (kernels/blend.h), as a new version,
+  // which `done` gets. That is a write of this id: the same call again answers the same, until another write
+  // comes. INVALID_ARGUMENT if the heads do not fit each other, FAILED_PRECONDITION without weights, if the
+  // versions are others than those that are named, while a write is under way, or if the window has gradients
+  // of the weights that there are.
+  void Blend(std::shared_ptr<Head> source, const BlendRequest& request, const CommitCallback& done);
 
   // Logits (head_logits.cc)
 
@@ -578,6 +606,16 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void PostPublishLocked(std::shared_ptr<StagedWrite> staged) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<uint64_t> ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type,
                                           RowsOut out);
+
+  // Copies of heads (head_copies.cc), on the device thread.
+  absl::StatusOr<uint64_t> CopyNow(const Head& source, uint64_t weight_version, const std::string& copy_id)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CheckFits(const Head& source) const;
+  // The answer of a call that was made before; otherwise whether it can be done.
+  absl::StatusOr<std::optional<uint64_t>> BeginBlendLocked(const BlendRequest& request) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<uint64_t> BlendNow(const Head& source, const BlendRequest& request)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void PostLogitsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerLogits() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status BeginLogitsLocked(LogitsCall& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

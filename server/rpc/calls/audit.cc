@@ -32,7 +32,8 @@ constexpr AuditedMethod Audit(std::string_view name) {
   return {name, As<Request>, As<Response>};
 }
 
-// Rows of weights and gradients, chunks and steps are a training's daily work, and are not among them.
+// Rows of weights and gradients, chunks, steps and the averages that follow them are a training's daily work,
+// and are not among them.
 constexpr AuditedMethod kAudited[] = {
     Audit<v1::CreateHeadRequest, v1::Head>("HeadService/CreateHead"),
     Audit<v1::DeleteHeadRequest, v1::DeleteHeadResponse>("HeadService/DeleteHead"),
@@ -41,6 +42,7 @@ constexpr AuditedMethod kAudited[] = {
     Audit<v1::SaveCheckpointRequest, v1::SaveCheckpointResponse>("HeadService/SaveCheckpoint"),
     Audit<v1::RestoreCheckpointRequest, v1::RestoreCheckpointResponse>("HeadService/RestoreCheckpoint"),
     Audit<v1::DeleteCheckpointRequest, v1::DeleteCheckpointResponse>("HeadService/DeleteCheckpoint"),
+    Audit<v1::CopyHeadRequest, v1::CopyHeadResponse>("HeadService/CopyHead"),
     Audit<v1::AbortFlushRequest, v1::AbortFlushResponse>("GradientService/AbortFlush"),
     Audit<v1::DrainRequest, v1::DrainResponse>("StatusService/Drain"),
 };
@@ -52,6 +54,7 @@ constexpr std::pair<const char*, absl::string_view> kFacts[] = {
     {"head", "head"},
     {"head", "name"},
     {"head", "config.name"},
+    {"source", "source"},
     {"tag", "tag"},
     {"tag", "checkpoint.tag"},
     {"generation", "generation"},

@@ -134,6 +134,26 @@ bool Read(const group::v1::RestoreState& wire, engine::RestoreStateCommand* comm
   return true;
 }
 
+void Write(const engine::BlendWeightsCommand& command, group::v1::Command* all) {
+  group::v1::BlendWeights* wire = all->mutable_blend_weights();
+  wire->set_head(command.head);
+  wire->set_source(command.source);
+  wire->set_decay(command.decay);
+}
+bool Read(const group::v1::BlendWeights& wire, engine::BlendWeightsCommand* command) {
+  *command = {.head = wire.head(), .source = wire.source(), .decay = wire.decay()};
+  return command->decay >= 0 && command->decay < 1;
+}
+
+void Write(const engine::CopyOptimizerCommand& command, group::v1::Command* all) {
+  all->mutable_copy_optimizer()->set_head(command.head);
+  all->mutable_copy_optimizer()->set_source(command.source);
+}
+bool Read(const group::v1::CopyOptimizer& wire, engine::CopyOptimizerCommand* command) {
+  *command = {.head = wire.head(), .source = wire.source()};
+  return true;
+}
+
 void Write(const engine::ResetCommand& command, group::v1::Command* all) {
   all->mutable_reset()->set_head(command.head);
   all->mutable_reset()->set_gradient(command.gradient);
@@ -427,6 +447,10 @@ bool ReadCommand(const group::v1::Command& wire, engine::GroupCommand* command) 
       return Read(wire.write_rows(), &command->emplace<engine::WriteRowsCommand>());
     case Command::kRestoreState:
       return Read(wire.restore_state(), &command->emplace<engine::RestoreStateCommand>());
+    case Command::kBlendWeights:
+      return Read(wire.blend_weights(), &command->emplace<engine::BlendWeightsCommand>());
+    case Command::kCopyOptimizer:
+      return Read(wire.copy_optimizer(), &command->emplace<engine::CopyOptimizerCommand>());
     case Command::kReset:
       return Read(wire.reset(), &command->emplace<engine::ResetCommand>());
     case Command::kFold:

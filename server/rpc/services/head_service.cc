@@ -90,7 +90,7 @@ HeadService::HeadService(engine::Engine* engine, std::string weights_dir)
   TakeKnownRequestsOnly(&engine->counters(), &HeadService::CreateHead, &HeadService::DeleteHead,
                         &HeadService::BeginWrite, &HeadService::CommitWrite, &HeadService::LoadWeights,
                         &HeadService::SaveCheckpoint, &HeadService::RestoreCheckpoint,
-                        &HeadService::DeleteCheckpoint);
+                        &HeadService::DeleteCheckpoint, &HeadService::CopyHead, &HeadService::BlendHead);
 }
 
 grpc::ServerUnaryReactor* HeadService::CreateHead(grpc::CallbackServerContext* context,
@@ -174,16 +174,19 @@ absl::Status HeadService::Describe(const engine::Head& head, v1::Head* response)
   }
 }
 
+absl::Status HeadService::CheckKey(absl::string_view field, const std::string& key) {
+  if (!key.empty() && key.size() <= kMaxWriteKey) return absl::OkStatus();
+  return engine::Invalid(
+      engine::RejectReason::kOption, field,
+      absl::StrCat(field, " has ", key.size(), " bytes; it must have 1 to ", kMaxWriteKey));
+}
+
 grpc::ServerUnaryReactor* HeadService::BeginWrite(grpc::CallbackServerContext* context,
                                                   const v1::BeginWriteRequest* request,
                                                   v1::BeginWriteResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  absl::Status status;
-  if (request->write_key().empty() || request->write_key().size() > kMaxWriteKey) {
-    status = engine::MakeError(absl::StatusCode::kInvalidArgument, engine::RejectReason::kOption, "write_key",
-                               absl::StrCat("write_key has ", request->write_key().size(),
-                                            " bytes; it must have 1 to ", kMaxWriteKey));
-  } else {
+  absl::Status status = CheckKey("write_key", request->write_key());
+  if (status.ok()) {
     const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
     status = head.status();
     if (status.ok()) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "lossd/v1/head.grpc.pb.h"
 #include "server/engine/engine.h"
 #include "server/rpc/calls/rate_limit.h"
@@ -27,7 +28,9 @@ using HeadServiceCalls = v1::HeadService::WithRawCallbackMethod_WriteWeights<
                             v1::HeadService::WithCallbackMethod_RestoreCheckpoint<
                                 v1::HeadService::WithCallbackMethod_ListCheckpoints<
                                     v1::HeadService::WithCallbackMethod_DeleteCheckpoint<
-                                        v1::HeadService::Service>>>>>>>>>>>>>;
+                                        v1::HeadService::WithCallbackMethod_CopyHead<
+                                            v1::HeadService::WithCallbackMethod_BlendHead<
+                                                v1::HeadService::Service>>>>>>>>>>>>>>>;
 
 class HeadService final : public StrictService<HeadServiceCalls> {
  public:
@@ -74,9 +77,17 @@ class HeadService final : public StrictService<HeadServiceCalls> {
                                              const v1::DeleteCheckpointRequest* request,
                                              v1::DeleteCheckpointResponse* response) override;
 
+  grpc::ServerUnaryReactor* CopyHead(grpc::CallbackServerContext* context, const v1::CopyHeadRequest* request,
+                                     v1::CopyHeadResponse* response) override;
+  grpc::ServerUnaryReactor* BlendHead(grpc::CallbackServerContext* context,
+                                      const v1::BlendHeadRequest* request,
+                                      v1::BlendHeadResponse* response) override;
+
  private:
   static constexpr int kLoadingThreads = 2;
 
+  // Whether that can be the caller's name for a write of weights.
+  static absl::Status CheckKey(absl::string_view field, const std::string& key);
   // On a thread that may wait for the disk; the call ends with what `work` says.
   grpc::ServerUnaryReactor* Later(grpc::CallbackServerContext* context, std::function<absl::Status()> work);
   // What somebody has to look after: a disk that took no checkpoint, and what became of older ones.

@@ -24,6 +24,8 @@ constexpr Entry kMethods[] = {
 
     // A training creates its head, or finds the one that is there; limits bound how many and how large.
     {"HeadService/CreateHead", Role::kTrainer},
+    {"HeadService/CopyHead", Role::kTrainer},  // the same
+    {"HeadService/BlendHead", Role::kTrainer},
     {"HeadService/BeginWrite", Role::kTrainer},
     {"HeadService/WriteWeights", Role::kTrainer},
     {"HeadService/CommitWrite", Role::kTrainer},

@@ -15,7 +15,7 @@
 
 #include "kernels/collectives/communicator.h"
 #include "server/engine/device/slice_tallies.h"
-#include "tests/conformance/optimizer_fixture.h"
+#include "tests/conformance/optimizer/optimizer_fixture.h"
 #include "tests/conformance/replicas/replicas_under_test.h"
 #include "tests/unit/kernels/thread_ranks.h"
 

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 std::vector<Case> AllCases() {
   std::vector<Case> all;
   for (const auto& cases :
-       {ContentCases(), StreamCases(), CallCases(), StepCases(), LogitsCases(), ClientCases()}) {
+       {ContentCases(), StreamCases(), CallCases(), CopyCases(), StepCases(), LogitsCases(), ClientCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;

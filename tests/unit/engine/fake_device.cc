@@ -169,6 +169,33 @@ class FakeBackend : public HeadBackend {
     std::copy_n(reinterpret_cast<const float*>(bias_.data()) + first_row, rows, out);
     return absl::OkStatus();
   }
+  absl::Status BlendWeights(const HeadBackend& other, double decay) override {
+    if (gate_->failing()) return absl::InternalError("nothing can be blended any more");
+    const auto& source = static_cast<const FakeBackend&>(other);
+    if (weights_.size() == 0) {
+      weights_ = *HostBuffer::Create(config_.staged_bytes(), Commit::kNow);
+      bias_ = *HostBuffer::Create(config_.bias_bytes(), Commit::kNow);
+    }
+    const auto blend = [decay](const std::byte* from, kernels::DataType from_type, std::byte* to,
+                               kernels::DataType to_type, int64_t count) {
+      std::vector<float> a(static_cast<size_t>(count));
+      std::vector<float> b(a.size());
+      kernels::Convert(to_type, to, kernels::DataType::kFloat32, a.data(), count);
+      kernels::Convert(from_type, from, kernels::DataType::kFloat32, b.data(), count);
+      const auto kept = static_cast<float>(decay);
+      for (size_t i = 0; i < a.size(); ++i) a[i] = kept * a[i] + (1 - kept) * b[i];
+      kernels::Convert(kernels::DataType::kFloat32, a.data(), to_type, to, count);
+    };
+    blend(source.weights_.data(), source.config_.master_type(), weights_.data(), config_.master_type(),
+          config_.elements());
+    constexpr kernels::DataType kFloat = kernels::DataType::kFloat32;
+    if (config_.bias) blend(source.bias_.data(), kFloat, bias_.data(), kFloat, config_.vocab_size);
+    return absl::OkStatus();
+  }
+  absl::Status CopyOptimizer(const HeadBackend& source) override {
+    moment_ = static_cast<const FakeBackend&>(source).moment_;
+    return absl::OkStatus();
+  }
   absl::Status PrepareTeacher(const HeadBackend& /*teacher*/) override {
     if (options_.room_for_teachers) return absl::OkStatus();
     return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kShape, "options.distillation.teacher",

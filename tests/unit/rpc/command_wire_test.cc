@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <string>
@@ -103,6 +104,15 @@ TEST(CommandWireTest, WhatReplicasDoTogetherArrives) {
   EXPECT_EQ(connected.connection, 4u);
   EXPECT_THAT(connected.network,
               FieldsAre(FieldsAre(1, 2), "eth1", std::chrono::milliseconds(5), std::chrono::milliseconds(6)));
+}
+
+TEST(CommandWireTest, WhatAHeadTakesOfAnotherArrives) {
+  EXPECT_THAT(SentAndRead(engine::BlendWeightsCommand{1, 2, 0.999}), FieldsAre(1u, 2u, 0.999));
+  EXPECT_THAT(SentAndRead(engine::CopyOptimizerCommand{1, 2}), FieldsAre(1u, 2u));
+  for (const double decay : {1.0, -0.5, std::nan("")}) {
+    const std::string bytes = SerializeCommand(engine::BlendWeightsCommand{1, 2, decay});
+    EXPECT_FALSE(ParseCommand(bytes).ok()) << decay;
+  }
 }
 
 // What is 0 by default on the wire is not 0 by default in the engine.

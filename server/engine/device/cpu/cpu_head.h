@@ -53,6 +53,8 @@ class CpuBackend : public HeadBackend {
   absl::Status PublishWeights(WeightBuffers staged) override;
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override;
   absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override;
+  absl::Status BlendWeights(const HeadBackend& source, double decay) override;
+  absl::Status CopyOptimizer(const HeadBackend& source) override;
   absl::Status Logits(const LogitRows& rows) override;
   absl::Status PrepareTeacher(const HeadBackend& backend) override;
   // Chunks are not gathered: the products gain little by it, and with one client the order of dW's sums stays
@@ -120,6 +122,8 @@ class CpuBackend : public HeadBackend {
   float* UnusedLosses(int64_t tokens);
 
   void NarrowMaster();
+  // The weights' bits of `source`, and its master, or its weights widened.
+  void CopyWeights(const CpuBackend& source);
   // Where weights are that nobody has written yet, there is no memory.
   absl::Status TakeWeights();
   HostBuffer& BufferOf(const StateEntry& entry);

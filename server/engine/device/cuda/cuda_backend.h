@@ -81,6 +81,8 @@ class CudaBackend : public HeadBackend {
   absl::Status PublishWeights(WeightBuffers staged) override;
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override;
   absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override;
+  absl::Status BlendWeights(const HeadBackend& source, double decay) override;
+  absl::Status CopyOptimizer(const HeadBackend& source) override;
   absl::Status Logits(const LogitRows& rows) override;
   int64_t RowsOfLogits() const override;
   absl::Status PrepareTeacher(const HeadBackend& teacher) override;
@@ -166,6 +168,9 @@ class CudaBackend : public HeadBackend {
   // Weights of all rows, and masters of those that are stepped here, of a whole master.
   kernels::cuda::Result WriteMaster(const kernels::RowSpan& all, const void* master);
   kernels::cuda::Result NarrowMaster();
+  // Those of a decay of 0, and above.
+  kernels::cuda::Result CopyWeights(const CudaBackend& source);
+  kernels::cuda::Result Blend(const CudaBackend& source, double decay);
   // Everything that is made of weights and of the bias, once they have changed.
   kernels::cuda::Result DeriveFromWeights();
   kernels::cuda::Result DeriveFromBias();

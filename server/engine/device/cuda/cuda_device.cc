@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/collectives/communicator.h"
 #include "kernels/collectives/nccl_communicator.h"
+#include "kernels/cuda/optimizer/blend.h"
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/rounding.h"
@@ -183,6 +184,7 @@ class CudaDevice : public Device {
     for (const DataType type : kernels::kDataTypes) {
       LOSSD_CUDA_PASS_ON(kernels::cuda::LoadKernels(type));
       LOSSD_CUDA_PASS_ON(kernels::cuda::LoadOptimizerKernels(type));
+      LOSSD_CUDA_PASS_ON(kernels::cuda::LoadBlendKernels(type));
     }
     // The driver's own kernels, which clear long and short pieces of memory.
     void* workspace = shared_.workspace.data();

@@ -97,6 +97,8 @@ class ShardedHead : public HeadBackend {
   absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override {
     return Read({.what = HeadRows::kBias, .first_row = first_row, .rows = rows}, nullptr, out);
   }
+  absl::Status BlendWeights(const HeadBackend& source, double decay) override;
+  absl::Status CopyOptimizer(const HeadBackend& source) override;
   absl::Status Logits(const LogitRows& rows) override;
   int64_t RowsOfLogits() const override { return shard_->local().RowsOfLogits(); }
   absl::Status PrepareTeacher(const HeadBackend& teacher) override;
@@ -223,6 +225,16 @@ absl::Status ShardedHead::Logits(const LogitRows& rows) {
                                                       .logits = rows.outputs.logits != nullptr,
                                                       .top_k = rows.outputs.top_k});
   return shard_->local().Logits(rows);
+}
+
+absl::Status ShardedHead::BlendWeights(const HeadBackend& source, double decay) {
+  const RankWatch::Executing own = Tell(BlendWeightsCommand{number_, NumberOf(&source), decay});
+  return shard_->local().BlendWeights(static_cast<const ShardedHead&>(source).local(), decay);
+}
+
+absl::Status ShardedHead::CopyOptimizer(const HeadBackend& source) {
+  const RankWatch::Executing own = Tell(CopyOptimizerCommand{number_, NumberOf(&source)});
+  return shard_->local().CopyOptimizer(static_cast<const ShardedHead&>(source).local());
 }
 
 absl::Status ShardedHead::PrepareTeacher(const HeadBackend& teacher) {

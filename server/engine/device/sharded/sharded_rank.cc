@@ -112,6 +112,14 @@ absl::Status ShardedRank::With(uint64_t head, uint64_t gradient, HeadWork work) 
   return work(**found, *its_gradient);
 }
 
+absl::Status ShardedRank::WithBoth(uint64_t head, uint64_t other, BothWork work) {
+  const absl::StatusOr<ShardHead*> found = Find(head);
+  if (!found.ok()) return found.status();
+  const absl::StatusOr<ShardHead*> its_other = Find(other);
+  if (!its_other.ok()) return its_other.status();
+  return work((*found)->local(), (*its_other)->local());
+}
+
 absl::Status ShardedRank::Do(const CreateHeadCommand& command) {
   if (absl::Status status = Check(command.config, place_.ranks); !status.ok()) return status;
   HeadConfig config = command.config;
@@ -171,6 +179,17 @@ absl::Status ShardedRank::Do(const WriteRowsCommand& command) {
 absl::Status ShardedRank::Do(const RestoreStateCommand& command) {
   const absl::StatusOr<ShardHead*> head = Find(command.head);
   return head.ok() ? (*head)->local().RestoreState() : head.status();
+}
+
+absl::Status ShardedRank::Do(const BlendWeightsCommand& command) {
+  return WithBoth(command.head, command.source, [&](HeadBackend& head, const HeadBackend& source) {
+    return head.BlendWeights(source, command.decay);
+  });
+}
+
+absl::Status ShardedRank::Do(const CopyOptimizerCommand& command) {
+  return WithBoth(command.head, command.source,
+                  [](HeadBackend& head, const HeadBackend& source) { return head.CopyOptimizer(source); });
 }
 
 absl::Status ShardedRank::Do(const ResetCommand& command) {
@@ -302,11 +321,8 @@ absl::Status ShardedRank::Do(const LogitsCommand& command) {
 }
 
 absl::Status ShardedRank::Do(const PrepareTeacherCommand& command) {
-  const absl::StatusOr<ShardHead*> head = Find(command.head);
-  if (!head.ok()) return head.status();
-  const absl::StatusOr<ShardHead*> teacher = Find(command.teacher);
-  if (!teacher.ok()) return teacher.status();
-  return (*head)->local().PrepareTeacher((*teacher)->local());
+  return WithBoth(command.head, command.teacher,
+                  [](HeadBackend& head, const HeadBackend& teacher) { return head.PrepareTeacher(teacher); });
 }
 
 absl::Status ShardedRank::Do(const ReleasePayloadCommand& command) {

@@ -73,6 +73,8 @@ class ShardedRank : public RankExecutor {
   absl::Status Do(const ReadRowsCommand& command);
   absl::Status Do(const WriteRowsCommand& command);
   absl::Status Do(const RestoreStateCommand& command);
+  absl::Status Do(const BlendWeightsCommand& command);
+  absl::Status Do(const CopyOptimizerCommand& command);
   absl::Status Do(const ResetCommand& command);
   absl::Status Do(const FoldCommand& command);
   absl::Status Do(const SummarizeCommand& command);
@@ -110,6 +112,9 @@ class ShardedRank : public RankExecutor {
   // Does `work` with both, if they are here.
   using HeadWork = absl::FunctionRef<absl::Status(ShardHead& head, Gradient* gradient)>;
   absl::Status With(uint64_t head, uint64_t gradient, HeadWork work);
+  // The same of what a head does with another one.
+  using BothWork = absl::FunctionRef<absl::Status(HeadBackend& head, const HeadBackend& other)>;
+  absl::Status WithBoth(uint64_t head, uint64_t other, BothWork work);
 
   const std::unique_ptr<Device> device_;
   const RankPlace place_;

@@ -20,6 +20,14 @@ absl::Status WeightStore::CheckPresent() const {
                    absl::StrCat("head ", head_, " has no weights yet"));
 }
 
+absl::Status WeightStore::CheckVersion(uint64_t version, absl::string_view field) const {
+  if (absl::Status present = CheckPresent(); !present.ok()) return present;
+  if (version == 0 || version == version_) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightVersion, field,
+                   absl::StrCat(field, " is ", version, "; the weights of head ", head_, " are of version ",
+                                version_, ", and no others are kept (0 takes them, whichever they are)"));
+}
+
 void WeightStore::NoteStep() {
   ++version_;
   ++optimizer_steps_;
@@ -45,8 +53,27 @@ std::shared_ptr<StagedWrite> WeightStore::Drop(const std::optional<std::string>&
   return std::exchange(staged_, nullptr);
 }
 
+absl::Status WeightStore::CheckNoWrite() const {
+  if (staged_ == nullptr) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "head",
+                   absl::StrCat("a write of head ", head_, " is under way (", staged_->rows(),
+                                " rows have arrived), which would replace what is made now: commit it, or "
+                                "drop it by a BeginWrite with replace, and ask again"));
+}
+
+std::optional<uint64_t> WeightStore::VersionOf(const std::string& write_id) const {
+  if (write_id.empty() || write_id != last_committed_write_) return std::nullopt;
+  return last_committed_version_;
+}
+
+uint64_t WeightStore::NoteWrite(std::string write_id) {
+  last_committed_write_ = std::move(write_id);
+  last_committed_version_ = ++version_;
+  return version_;
+}
+
 WeightStore::Commit WeightStore::BeginCommit(const std::string& write_id, CommitCallback& done) {
-  if (!write_id.empty() && write_id == last_committed_write_) return {last_committed_version_, nullptr};
+  if (const auto version = VersionOf(write_id); version.has_value()) return {*version, nullptr};
   if (staged_ == nullptr || staged_->id() != write_id) return {NoWrite(write_id), nullptr};
   if (!publishing_) {
     if (absl::Status complete = staged_->CheckComplete(); !complete.ok()) return {complete, nullptr};
@@ -58,9 +85,7 @@ WeightStore::Commit WeightStore::BeginCommit(const std::string& write_id, Commit
 std::vector<CommitCallback> WeightStore::EndCommit(const absl::Status& published,
                                                    absl::StatusOr<uint64_t>* answer) {
   if (published.ok()) {
-    *answer = ++version_;
-    last_committed_write_ = staged_->id();
-    last_committed_version_ = version_;
+    *answer = NoteWrite(staged_->id());
   } else {
     *answer = published;
   }

@@ -38,6 +38,9 @@ class WeightStore {
   int64_t optimizer_steps() const { return optimizer_steps_; }
   // FAILED_PRECONDITION, naming the field "head", while there are no weights.
   absl::Status CheckPresent() const;
+  // The same, and if `version` is not 0 and the weights are of another one: older ones are not kept. Then
+  // `field` is named.
+  absl::Status CheckVersion(uint64_t version, absl::string_view field) const;
   // A step of the optimizer made new weights.
   void NoteStep();
 
@@ -50,6 +53,9 @@ class WeightStore {
   // Takes out the write that is under way, for the caller to free; null if there is none, or it is being
   // published, or `write_id` is set and it is another.
   std::shared_ptr<StagedWrite> Drop(const std::optional<std::string>& write_id = std::nullopt);
+  // FAILED_PRECONDITION while a write is under way, which would replace what is made of the weights
+  // meanwhile.
+  absl::Status CheckNoWrite() const;
   // Rows of the write under way that have arrived.
   int64_t staged_rows() const { return staged_ == nullptr ? 0 : staged_->rows(); }
 
@@ -68,6 +74,11 @@ class WeightStore {
   void CancelCommit() { publishing_ = false; }
   // Whether this write still waits to be published: a restore may have come first.
   bool IsStaged(const std::shared_ptr<StagedWrite>& write) const { return staged_ == write; }
+  // The version that the last write has made, if it has this id, which BeginCommit then answers as well; none
+  // if others came behind it, or a restore.
+  std::optional<uint64_t> VersionOf(const std::string& write_id) const;
+  // New weights that came about on the device are a write of this id; their version.
+  uint64_t NoteWrite(std::string write_id);
   // Ends what BeginCommit began: with `published` ok there is a new version, which is the answer. Returns
   // those who wait for it.
   std::vector<CommitCallback> EndCommit(const absl::Status& published, absl::StatusOr<uint64_t>* answer);

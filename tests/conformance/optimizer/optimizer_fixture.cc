@@ -1,4 +1,4 @@
-#include "tests/conformance/optimizer_fixture.h"
+#include "tests/conformance/optimizer/optimizer_fixture.h"
 
 #include <algorithm>
 #include <cmath>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/conformance/optimizer_fixture.h"
+#include "tests/conformance/optimizer/optimizer_fixture.h"
 
 namespace lossd::engine::testing::optimizer_gradients_test {
 namespace {

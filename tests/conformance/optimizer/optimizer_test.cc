@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/conformance/optimizer_fixture.h"
+#include "tests/conformance/optimizer/optimizer_fixture.h"
 
 namespace lossd::engine::testing::optimizer_test {
 namespace {

@@ -1,6 +1,6 @@
 // Heads with an optimizer, and what each of its steps has to do to them by kernels/optimizer.h.
-#ifndef LOSSD_TESTS_CONFORMANCE_OPTIMIZER_FIXTURE_H_
-#define LOSSD_TESTS_CONFORMANCE_OPTIMIZER_FIXTURE_H_
+#ifndef LOSSD_TESTS_CONFORMANCE_OPTIMIZER_OPTIMIZER_FIXTURE_H_
+#define LOSSD_TESTS_CONFORMANCE_OPTIMIZER_OPTIMIZER_FIXTURE_H_
 
 #include <gtest/gtest.h>
 
@@ -64,4 +64,4 @@ bool SameValues(const GradientValues& a, const GradientValues& b);
 
 }  // namespace lossd::engine::testing
 
-#endif  // LOSSD_TESTS_CONFORMANCE_OPTIMIZER_FIXTURE_H_
+#endif  // LOSSD_TESTS_CONFORMANCE_OPTIMIZER_OPTIMIZER_FIXTURE_H_
