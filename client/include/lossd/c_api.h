@@ -40,7 +40,7 @@ extern "C" {
 
 /* Goes up when functions or fields are added. A program needs a library of at least the number that it was
  * compiled with. */
-#define LOSSD_C_API_VERSION 7
+#define LOSSD_C_API_VERSION 8
 
 LOSSD_API uint32_t lossd_api_version(void);
 LOSSD_API const char* lossd_version(void); /* "0.1.0" */
@@ -244,6 +244,19 @@ LOSSD_API lossd_status* lossd_weight_write_rows(const lossd_weight_write* write,
                                                 const float* bias, lossd_progress progress, void* user);
 LOSSD_API lossd_status* lossd_weight_write_commit(const lossd_weight_write* write, uint64_t* weight_version);
 LOSSD_API void lossd_weight_write_free(lossd_weight_write* write);
+
+/* From version 8 on. A head that the server makes of another one (lossd/copies.h); with `frozen` of its
+ * weights alone, and an fp32 master of 16-bit ones with `master_weights`. `*weight_version` is what the
+ * source's weights must be of, 0 for whatever they are of, and then what they were of; it may be NULL. */
+LOSSD_API lossd_status* lossd_client_copy_head(lossd_client* client, const char* source, const char* name,
+                                               int32_t frozen, int32_t master_weights,
+                                               uint64_t* weight_version, lossd_head** copy);
+/* From version 8 on. weights = decay * weights + (1 - decay) * the source's, at the server: Head::Blend. The
+ * versions are what weights must be of, or 0; `*weight_version` is the new one of `head`, unless it is NULL.
+ */
+LOSSD_API lossd_status* lossd_head_blend(const lossd_head* head, const char* source, double decay,
+                                         uint64_t source_version, uint64_t target_version,
+                                         uint64_t* weight_version);
 
 /* lossd::LogitsBatch and lossd::LogitsOutputs: of each row all logits, or with top_k above 0 the largest
  * ones. A NaN stands for "the head's", as it does in lossd_batch. */

@@ -15,6 +15,7 @@ that made them.
 
 from lossd._batch import Distillation
 from lossd._library import library as _load
+from lossd.averages import MovingAverage
 from lossd.client import Client, Tls, connect
 from lossd.errors import (
     AbortedError,
@@ -96,6 +97,7 @@ __all__ = [
     "LibraryError",
     "LoadedWeights",
     "LossdError",
+    "MovingAverage",
     "NotFoundError",
     "OutOfRangeError",
     "PermissionDeniedError",

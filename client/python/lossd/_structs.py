@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-LOSSD_C_API_VERSION = 7
+LOSSD_C_API_VERSION = 8
 LOSSD_MOST_LANES = 64
 
 # lossd_code
@@ -403,6 +403,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "lossd_weight_write_commit": (c.c_void_p, [c.c_void_p, c.c_void_p]),
     "lossd_weight_write_free": (None, [c.c_void_p]),
+    "lossd_client_copy_head": (
+        c.c_void_p,
+        [c.c_void_p, c.c_char_p, c.c_char_p, c.c_int32, c.c_int32, c.c_void_p, c.POINTER(c.c_void_p)],
+    ),
+    "lossd_head_blend": (c.c_void_p, [c.c_void_p, c.c_char_p, c.c_double, c.c_uint64, c.c_uint64, c.c_void_p]),
     "lossd_logits_init": (None, [c.POINTER(Logits), c.c_size_t]),
     "lossd_head_logits": (c.c_void_p, [c.c_void_p, c.POINTER(Logits), c.c_void_p]),
     "lossd_head_save_checkpoint": (c.c_void_p, [c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p)]),

@@ -27,6 +27,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import lossd._device as _device
 import lossd.client as _client
 from lossd._trace import TraceParent
+from lossd.averages import MovingAverage
 from lossd.client import Client, Tls
 from lossd.head import Head
 from lossd.session import Session
@@ -122,6 +123,16 @@ class AsyncWeightWrite(_Wrapper[WeightWrite]):
     close = _lifted(WeightWrite.close)
 
 
+class AsyncMovingAverage(_Wrapper[MovingAverage]):
+    """MovingAverage."""
+
+    update = _lifted(MovingAverage.update)
+
+    @property
+    def head(self) -> AsyncHead:
+        return AsyncHead(self._wrapped.head, self._executor)
+
+
 class AsyncHead(_Wrapper[Head]):
     """Head. Callbacks (sinks, progress) are called in a thread of the executor."""
 
@@ -143,6 +154,18 @@ class AsyncHead(_Wrapper[Head]):
     @property
     def name(self) -> str:
         return self._wrapped.name
+
+    async def snapshot(self, name: str = "", *, source_version: int = 0) -> AsyncHead:
+        copy = functools.partial(self._wrapped.snapshot, name, source_version=source_version)
+        return AsyncHead(await self._run(copy), self._executor)
+
+    async def ema(self, decay: float, name: str = "") -> AsyncMovingAverage:
+        begin = functools.partial(self._wrapped.ema, decay, name)
+        return AsyncMovingAverage(await self._run(begin), self._executor)
+
+    async def blend(self, source: AsyncHead | Head | str, decay: float, **options: Any) -> int:
+        named = source.name if isinstance(source, AsyncHead) else source
+        return await self._run(functools.partial(self._wrapped.blend, named, decay, **options))
 
     async def open_session(self, **options: Any) -> AsyncSession:
         return AsyncSession(await self._run(functools.partial(self._wrapped.open_session, **options)))
@@ -169,6 +192,10 @@ class AsyncClient(_Wrapper[Client]):
     async def create_head(self, name: str, vocab_size: int, hidden_size: int, *args: Any, **options: Any) -> AsyncHead:
         create = functools.partial(self._wrapped.create_head, name, vocab_size, hidden_size, *args, **options)
         return AsyncHead(await self._run(create), self._executor)
+
+    async def copy_head(self, source: str, name: str, **options: Any) -> AsyncHead:
+        copy = functools.partial(self._wrapped.copy_head, source, name, **options)
+        return AsyncHead(await self._run(copy), self._executor)
 
     async def head(self, name: str) -> AsyncHead:
         return AsyncHead(await self._run(functools.partial(self._wrapped.head, name)), self._executor)

@@ -245,6 +245,38 @@ class Client:
             library().call("lossd_client_create_head", client, c.byref(config), c.byref(pointer))
         return Head(self, HeadCore.of(pointer.value, self._windows), lr=optimizer.lr if optimizer is not None else None)
 
+    def copy_head(
+        self,
+        source: str,
+        name: str,
+        *,
+        frozen: bool = False,
+        master_weights: bool = False,
+        source_version: int = 0,
+    ) -> Head:
+        """A head `name` that the server makes of what `source` is between two of its batches; no weights cross the
+        network. It has the same bits in the weights' dtype, and the source's weight_version.
+
+        frozen: it has the weights alone; else it is configured as the source and trains on as that would, with its
+        optimizer's state. Its window is empty. master_weights: 16-bit weights have an fp32 master there, also of a
+        frozen copy; for moving averages. source_version: what the weights must be of; 0: any. AlreadyExistsError if
+        there is such a head, ResourceExhaustedError if there is no room for another one.
+        """
+        version = c.c_uint64(integer(source_version, "source_version"))
+        pointer = c.c_void_p()
+        with self._handle as client:
+            library().call(
+                "lossd_client_copy_head",
+                client,
+                encoded(source, "source"),
+                encoded(name, "name"),
+                int(frozen),
+                int(master_weights),
+                c.byref(version),
+                c.byref(pointer),
+            )
+        return Head(self, HeadCore.of(pointer.value, self._windows))
+
     def head(self, name: str) -> Head:
         """The head of that name; NotFoundError if there is none."""
         return self._head(name)

@@ -15,10 +15,12 @@ from lossd._arguments import ProgressCallback, Raised, integer, number
 from lossd._core import HeadCore
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
+from lossd.averages import MovingAverage
 from lossd.errors import (
     AbortedError,
     AlreadyExistsError,
     DeadlineExceededError,
+    FailedPreconditionError,
     LossdError,
     NotFoundError,
     UnavailableError,
@@ -129,6 +131,55 @@ class Head:
         """A version that several processes write together, under the same key, each its own rows. replace: drop an
         unfinished write of another key."""
         return begin_write(self._core, write_key, replace=replace, owner=self)
+
+    def snapshot(self, name: str = "", *, source_version: int = 0) -> Head:
+        """A frozen copy of the weights, as of now, that the server makes by itself: a reference model, a teacher.
+
+        name: "" takes that of this head with the version of its weights, "lm_head.v17". source_version: what the
+        weights must be of; 0: any. AlreadyExistsError if there is a head of that name. Client.copy_head does more.
+        """
+        if name:
+            return self._client.copy_head(self.name, name, frozen=True, source_version=source_version)
+        while True:
+            version = source_version or self.info().weight_version
+            try:
+                return self._client.copy_head(self.name, f"{self.name}.v{version}", frozen=True, source_version=version)
+            except FailedPreconditionError:
+                # A step may have come between the two calls: the name is to say what is in it.
+                if source_version or self.info().weight_version == version:
+                    raise
+
+    def ema(self, decay: float, name: str = "") -> MovingAverage:
+        """A moving average of the weights that the server keeps, beginning with what they are now. Its update() is
+        called after each step. name: of its head; "" takes that of this one with ".ema". The average of 16-bit weights
+        is kept in fp32. AlreadyExistsError if there is a head of that name: lossd.MovingAverage goes on with it.
+        """
+        kept = number(decay, "decay")
+        if not 0 <= kept <= 1:
+            raise ValueError(f"decay is {decay}; want 0 to 1")
+        average = self._client.copy_head(self.name, name or f"{self.name}.ema", frozen=True, master_weights=True)
+        return MovingAverage(self, average, kept)
+
+    def blend(self, source: Head | str, decay: float, *, source_version: int = 0, target_version: int = 0) -> int:
+        """These weights become decay · weights + (1 − decay) · the source's, at the server, as a new version, which is
+        returned. Both heads are of the same sizes, dtype, bias, logit_scale and softcap.
+
+        source_version, target_version: what the weights of either must be of; 0: any. FailedPreconditionError if they
+        are not, without weights, while a write of these weights is under way, and while this head's window is not
+        empty (a frozen one has none).
+        """
+        version = c.c_uint64()
+        with self._core.handle as head:
+            library().call(
+                "lossd_head_blend",
+                head,
+                encoded(source if isinstance(source, str) else source.name, "source"),
+                number(decay, "decay"),
+                integer(source_version, "source_version"),
+                integer(target_version, "target_version"),
+                c.byref(version),
+            )
+        return version.value
 
     def load_weights(
         self, path: str, tensor: str = "", bias_tensor: str = "", *, progress: ProgressCallback | None = None

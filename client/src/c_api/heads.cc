@@ -80,6 +80,25 @@ lossd_status* lossd_client_create_head(lossd_client* client, const lossd_head_co
   });
 }
 
+lossd_status* lossd_client_copy_head(lossd_client* client, const char* source, const char* name,
+                                     int32_t frozen, int32_t master_weights, uint64_t* weight_version,
+                                     lossd_head** copy) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(client, "client"); !status.ok()) return status;
+    if (absl::Status status = NotNull(source, "source"); !status.ok()) return status;
+    if (absl::Status status = NotNull(name, "name"); !status.ok()) return status;
+    if (absl::Status status = NotNull(copy, "copy"); !status.ok()) return status;
+    auto copied =
+        client->client->CopyHead(source, name,
+                                 {.frozen = frozen != 0,
+                                  .master_weights = master_weights != 0,
+                                  .source_version = weight_version == nullptr ? 0 : *weight_version});
+    if (!copied.ok()) return copied.status();
+    if (weight_version != nullptr) *weight_version = copied->weight_version;
+    return PutHandle(absl::StatusOr<lossd::Head>(std::move(copied->head)), copy);
+  });
+}
+
 lossd_status* lossd_client_get_head(lossd_client* client, const char* name, lossd_head** head) {
   return Guarded([&]() -> absl::Status {
     if (absl::Status status = NotNull(client, "client"); !status.ok()) return status;

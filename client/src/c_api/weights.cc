@@ -52,6 +52,17 @@ lossd_status* lossd_head_load_weights(const lossd_head* head, const char* path, 
   });
 }
 
+lossd_status* lossd_head_blend(const lossd_head* head, const char* source, double decay,
+                               uint64_t source_version, uint64_t target_version, uint64_t* weight_version) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(head, "head"); !status.ok()) return status;
+    if (absl::Status status = NotNull(source, "source"); !status.ok()) return status;
+    const auto blended = head->head.Blend(
+        source, {.decay = decay, .source_version = source_version, .target_version = target_version});
+    return PutVersion(blended, weight_version);
+  });
+}
+
 lossd_status* lossd_head_begin_write(const lossd_head* head, const char* write_key, int32_t replace,
                                      lossd_weight_write** write) {
   return Guarded([&]() -> absl::Status {

@@ -54,6 +54,8 @@ void AddStatusCommand(CLI::App& app, Context& context);
 void AddHealthCommand(CLI::App& app, Context& context);
 void AddMemoryCommand(CLI::App& app, Context& context);
 void AddHeadCommand(CLI::App& app, Context& context);
+void AddHeadCopyCommand(CLI::App& head, Context& context);
+void AddHeadBlendCommand(CLI::App& head, Context& context);
 void AddHeadLoadCommand(CLI::App& head, Context& context);
 void AddHeadSaveCommand(CLI::App& head, Context& context);
 void AddFlushCommand(CLI::App& app, Context& context);

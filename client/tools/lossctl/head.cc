@@ -128,12 +128,14 @@ void AddDeleteHeadCommand(CLI::App& head, Context& context) {
 }  // namespace
 
 void AddHeadCommand(CLI::App& app, Context& context) {
-  CLI::App* head = app.add_subcommand("head", "Create, list, delete, load and save heads");
+  CLI::App* head = app.add_subcommand("head", "Create, list, delete, copy, blend, load and save heads");
   head->require_subcommand(1);
   AddCommonOptions(*head, context);
   AddCreateCommand(*head, context);
   AddListHeadsCommand(*head, context);
   AddDeleteHeadCommand(*head, context);
+  AddHeadCopyCommand(*head, context);
+  AddHeadBlendCommand(*head, context);
   AddHeadLoadCommand(*head, context);
   AddHeadSaveCommand(*head, context);
   head->footer("'lossctl head COMMAND --help' shows what a command takes, with examples.\n");

@@ -55,6 +55,10 @@ static void CheckClientNulls(const char* target, lossd_client* client) {
   IS_NULL(lossd_client_create_head(client, NULL, &head), "config");
   IS_NULL(lossd_client_create_head(client, &config, NULL), "head");
   IS_NULL(lossd_client_create_head(client, &config, &head), "config.name");
+  IS_NULL(lossd_client_copy_head(NULL, "a", "b", 0, 0, NULL, &head), "client");
+  IS_NULL(lossd_client_copy_head(client, NULL, "b", 0, 0, NULL, &head), "source");
+  IS_NULL(lossd_client_copy_head(client, "a", NULL, 0, 0, NULL, &head), "name");
+  IS_NULL(lossd_client_copy_head(client, "a", "b", 0, 0, NULL, NULL), "copy");
   IS_NULL(lossd_client_get_head(client, NULL, &head), "name");
   IS_NULL(lossd_client_get_head(client, "h", NULL), "head");
   CHECK(other == NULL && head == NULL && region == NULL && json == NULL);
@@ -86,6 +90,8 @@ static void CheckHeadNulls(const lossd_head* head) {
   IS_NULL(lossd_head_begin_write(head, "k", 1, NULL), "write");
   IS_NULL(lossd_weight_write_rows(NULL, 0, 1, 0, values, NULL, NULL, NULL), "write");
   IS_NULL(lossd_weight_write_commit(NULL, NULL), "write");
+  IS_NULL(lossd_head_blend(NULL, "a", 0.5, 0, 0, NULL), "head");
+  IS_NULL(lossd_head_blend(head, NULL, 0.5, 0, 0, NULL), "source");
   IS_NULL(lossd_head_save_checkpoint(NULL, "t", NULL), "head");
   IS_NULL(lossd_head_save_checkpoint(head, NULL, NULL), "tag");
   IS_NULL(lossd_head_save_checkpoint_of(head, "t", NULL, 1, NULL), "marks");

@@ -28,6 +28,34 @@ static void CheckFixedSegments(lossd_client* client) {
   OK(lossd_client_delete_head(client, config.name, 0));
 }
 
+/* A frozen copy of "heads-1", and half of what that becomes. */
+static void CheckCopies(lossd_client* client, lossd_head* head, const Problem* problem) {
+  lossd_head* copy = NULL;
+  char* json = NULL;
+  float row[kHidden];
+  float bias[1];
+  uint64_t version = 0;
+  OK(lossd_client_copy_head(client, "heads-1", "heads-copy", 1, 0, &version, &copy));
+  CHECK(version == 1);
+  OK(lossd_head_info(copy, &json));
+  CHECK(strstr(json, "\"frozen\":true") != NULL);
+  CHECK(Holds(json, "\"weight_version\":1"));
+  OK(lossd_head_read_weights(copy, 2, 1, LOSSD_FLOAT32, row, bias, NULL, NULL, NULL));
+  CHECK(memcmp(row, problem->weights + 2 * kHidden, sizeof row) == 0);
+  FAILS(lossd_client_copy_head(client, "heads-1", "heads-copy", 1, 0, NULL, &copy), LOSSD_ALREADY_EXISTS,
+        "heads-copy");
+  version = 7;
+  FAILS(lossd_client_copy_head(client, "heads-1", "heads-other", 1, 0, &version, &copy),
+        LOSSD_FAILED_PRECONDITION, "source_version is 7");
+  OK(lossd_head_blend(copy, "heads-1", 0.5, 1, 1, &version));
+  CHECK(version == 2);
+  OK(lossd_head_blend(copy, "heads-1", 0.5, 0, 0, NULL));
+  FAILS(lossd_head_blend(copy, "heads-1", 1.5, 0, 0, &version), LOSSD_INVALID_ARGUMENT, "decay is 1.5");
+  FAILS(lossd_head_blend(head, "heads-1", 0.5, 0, 0, &version), LOSSD_INVALID_ARGUMENT, "the target too");
+  lossd_head_free(copy);
+  OK(lossd_client_delete_head(client, "heads-copy", 0));
+}
+
 void TestHeads(const char* target, int count, char** arguments) {
   Problem problem;
   lossd_client* client = Connect(target);
@@ -57,6 +85,7 @@ void TestHeads(const char* target, int count, char** arguments) {
   /* Handles may be freed in any order. */
   lossd_head_free(again);
   CheckFixedSegments(client);
+  CheckCopies(client, head, &problem);
   OK(lossd_client_delete_head(client, "heads-1", 0));
   lossd_client_free(client);
   FAILS(lossd_head_info(head, &json), LOSSD_NOT_FOUND, "heads");

@@ -6,20 +6,22 @@ usage: lossctl_commands_test.py LOSSD LOSSCTL WINDOW_FILLER
 import json
 import re
 import socket
+import struct
 import unittest
 
 from lossctl_harness import (EXHAUSTED, FAILED, INVALID, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, LossctlTest,
-                             write_safetensors)
+                             read_safetensors, write_safetensors)
 
 # Every command that talks to the server, with arguments that are right.
 SERVER_COMMANDS = [
     ["status"], ["health"], ["memory"], ["head", "create", "x", "--vocab", "8", "--hidden", "4"], ["head", "list"],
     ["head", "delete", "x"], ["head", "save", "x", "x.safetensors"], ["flush", "x", "--out", "x.safetensors"],
     ["checkpoint", "save", "x", "t"], ["checkpoint", "restore", "x"], ["checkpoint", "list"],
-    ["step", "x", "--lr", "1"], ["gradient-stats", "x"],
+    ["step", "x", "--lr", "1"], ["gradient-stats", "x"], ["head", "copy", "x", "y"],
+    ["head", "blend", "x", "y", "--decay", "0.5"],
 ]
 ALL_COMMANDS = [[], ["status"], ["health"], ["memory"], ["head"], ["head", "create"], ["head", "list"],
-                ["head", "delete"], ["head", "load"], ["head", "save"], ["flush"], ["step"], ["gradient-stats"], ["checkpoint"],
+                ["head", "delete"], ["head", "copy"], ["head", "blend"], ["head", "load"], ["head", "save"], ["flush"], ["step"], ["gradient-stats"], ["checkpoint"],
                 ["checkpoint", "save"], ["checkpoint", "restore"], ["checkpoint", "list"], ["checkpoint", "delete"],
                 ["completion"]]
 
@@ -133,6 +135,38 @@ class Heads(LossctlTest):
         self.assertIn("--optimizer", self.error_of(USAGE, "head", "create", "bad", *sizes, "--momentum", "0.9"))
         self.assertIn("rmsprop", self.error_of(USAGE, "head", "create", "bad", *sizes, "--optimizer", "rmsprop"))
         for name in ("sgd", "plain"):
+            self.succeed("head", "delete", name)
+
+    def test_a_head_is_copied_and_blended_at_the_server(self):
+        def weights(head):
+            self.succeed("head", "save", head, self.path(head))
+            (_, _, data), = read_safetensors(self.path(head))[0].values()
+            return struct.unpack("<4f", data)
+
+        write_safetensors(self.path("w"), {"lm_head.weight": ("F32", [2, 2], struct.pack("<4f", 1, 2, 3, 4))})
+        self.succeed("head", "load", "source", self.path("w"), "--create", "--optimizer", "adam")
+        text = self.succeed("head", "copy", "source", "kept", "--frozen")
+        self.assertIn("Head 'kept' has the weights of 'source', version 1: 2 x 2 float32, frozen, ", text)
+        copy = self.succeed_json("head", "copy", "source", "branch")
+        self.assertEqual([copy[key] for key in ("frozen", "weight_version", "copied_version")], [False, 1, 1])
+        self.assertEqual(copy["optimizer"]["kind"], "adam")
+        write_safetensors(self.path("w"), {"lm_head.weight": ("F32", [2, 2], struct.pack("<4f", 2, 4, 6, 8))})
+        self.succeed("head", "load", "source", self.path("w"))
+        self.assertEqual(weights("kept"), (1, 2, 3, 4))
+        self.assertEqual(self.succeed("head", "blend", "kept", "source", "--decay", "0.5"),
+                         "Blended 'source' into 'kept': its weights are version 2.\n")
+        self.assertEqual(weights("kept"), (1.5, 3, 4.5, 6))
+        blended = self.succeed_json("head", "blend", "kept", "source", "--decay", "0", "--target-version", "2")
+        self.assertEqual(blended, {"head": "kept", "source": "source", "weight_version": 3})
+        self.assertEqual(weights("kept"), (2, 4, 6, 8))
+        self.assertIn("choose another name", self.error_of(REFUSED, "head", "copy", "source", "kept"))
+        self.assertIn("head list", self.error_of(NOT_FOUND, "head", "copy", "stranger", "other"))
+        self.assertIn("head list", self.error_of(NOT_FOUND, "head", "blend", "kept", "stranger", "--decay", "0.5"))
+        self.assertIn("source_version is 1", self.error_of(REFUSED, "head", "copy", "source", "other",
+                                                           "--source-version", "1"))
+        self.assertIn("decay is 2", self.error_of(INVALID, "head", "blend", "kept", "source", "--decay", "2"))
+        self.error_of(USAGE, "head", "blend", "kept", "source")
+        for name in ("source", "kept", "branch"):
             self.succeed("head", "delete", name)
 
     def test_a_step_consumes_the_gradient_once(self):

@@ -22,6 +22,7 @@ import time
 import unittest
 
 import grpc
+import numpy as np
 from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc, status_pb2, status_pb2_grpc
 from lossd_server import LossdServer, await_ports, free_port
 from standard_services import SERVING, health
@@ -127,6 +128,32 @@ class Together(TestCase):
             with concurrent.futures.ThreadPoolExecutor(clients) as pool:
                 list(pool.map(work, range(clients)))
             self.assertEqual(len(list_heads(server.target)), clients)
+            self.assertEqual(epochs(server.log()), [pids])
+            self.assertEqual(server.stop(), 0)
+
+    def test_heads_are_copied_and_averaged_by_all_ranks(self):
+        with self.group(devices="cpu,cpu,cpu") as server:
+            pids = await_serving(server, 1)
+            with grpc.insecure_channel(server.target) as channel:
+                heads = head_pb2_grpc.HeadServiceStub(channel)
+
+                def weights(head):
+                    return np.frombuffer(read_weights(channel, head), np.float32)
+
+                create_head(channel, "h", 1000, 24, optimizer=head_pb2.Optimizer(kind=head_pb2.OPTIMIZER_KIND_ADAM))
+                first = weights("h")
+                for frozen, name in ((True, "average"), (False, "branch")):
+                    copy = heads.CopyHead(head_pb2.CopyHeadRequest(source="h", name=name, frozen=frozen, copy_id=name))
+                    self.assertEqual(copy.weight_version, 1)
+                write_weights(channel, "h", 1000, 24, seed=2)
+                self.assertTrue(np.array_equal(weights("average"), first))
+                self.assertTrue(np.array_equal(weights("branch"), first))
+                request = head_pb2.BlendHeadRequest(head="average", source="h", decay=0.75, blend_id="1")
+                self.assertEqual([heads.BlendHead(request).weight_version for _ in range(2)], [2, 2])
+                expected = first + np.float32(0.25) * (weights("h") - first)
+                self.assertTrue(np.array_equal(weights("average"), expected))
+                heads.DeleteHead(head_pb2.DeleteHeadRequest(name="h"))
+                self.assertTrue(np.array_equal(weights("branch"), first))
             self.assertEqual(epochs(server.log()), [pids])
             self.assertEqual(server.stop(), 0)
 
