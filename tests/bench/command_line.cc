@@ -35,7 +35,15 @@ void AddLossOptions(CLI::App& command, CaseOptions& options) {
           {"forward_kl", kernels::Divergence::kForwardKl},
           {"reverse_kl", kernels::Divergence::kReverseKl},
           {"jensen_shannon", kernels::Divergence::kJensenShannon}}));
-  command.add_flag("--returns", options.returns, "Ask for all that can be told of a row, top 8 (GPU only)");
+  CLI::Option* returns = command.add_flag("--returns", options.returns,
+                                          "Ask for all that can be told of a row, top 8 (GPU only)");
+  command
+      .add_option("--entropy_gradient", options.entropy_gradient,
+                  "Tell entropies with losses alone, and take this gradient of every row's in the step; 0: "
+                  "neither (GPU only)")
+      ->excludes(returns)
+      ->check(CLI::Range(-1e3, 1e3))
+      ->capture_default_str();
 }
 
 OptimizerArguments ArgumentsOf(const std::string& optimizer) {
@@ -176,6 +184,7 @@ std::vector<KernelCase> Cases(const CaseOptions& options) {
   common.teacher_hidden = options.teacher_hidden;
   common.divergence = options.divergence;
   common.returns = options.returns;
+  common.entropy_gradient = options.entropy_gradient;
   std::vector<KernelCase> cases;
   for (const std::string& name : options.dtypes) {
     for (const DataType dtype : types.at(name)) {

@@ -34,6 +34,7 @@ struct CaseOptions {
   int64_t teacher_hidden = 0;
   kernels::Divergence divergence = kernels::Divergence::kForwardKl;
   bool returns = false;
+  double entropy_gradient = 0;
   bool portable = false;
   bool fixed_segments = false;
 };

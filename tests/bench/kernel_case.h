@@ -33,6 +33,10 @@ struct KernelCase {
   int64_t teacher_hidden = 0;
   kernels::Divergence divergence = kernels::Divergence::kForwardKl;
   bool returns = false;  // whether everything is asked for that can be told of a row; on a GPU only
+  // ω of every row, as an objective that has an entropy in it is computed in two phases: losses alone then
+  // tell entropies, and the step tells none and takes their gradients. 0: neither. On a GPU only, without a
+  // teacher, and not with `returns`.
+  double entropy_gradient = 0;
 };
 
 // A part of the work with its median time.
@@ -66,6 +70,7 @@ struct KernelResult {
   Measurement forward_limit;
   double forward_ratio = 0;
   double of_one_product = 0;  // the step over the bare logits product, round by round
+  double two_phases = 0;      // losses alone and then the step, likewise
   // Memory the step took above inputs and outputs, as the system counts it; and what X, dX and the losses of
   // the batch take. Their sum is all there is above weights and gradient.
   int64_t peak_bytes = 0;

@@ -50,6 +50,7 @@ void PrintParts(const KernelCase& c, const KernelResult& r) {
     PrintPart("", r.forward_limit);
     std::printf("    forward only over the bare logits product: %.3f\n", r.forward_ratio);
     std::printf("    fused step over the bare logits product: %.3f\n", r.of_one_product);
+    std::printf("    both, one after the other: %.3f\n", r.two_phases);
   }
   std::printf("    peak memory above weights and gradient: %.1f MiB; X, dX and losses are %.1f of them\n",
               Mebibytes(r.peak_bytes + r.batch_bytes), Mebibytes(r.batch_bytes));
@@ -82,6 +83,7 @@ Json ToJson(const KernelCase& c, const KernelResult& r) {
                {"limit_milliseconds", limit["milliseconds"]},
                {"ratio", r.ratio},
                {"of_one_product", r.of_one_product},
+               {"two_phases", r.two_phases},
                {"teacher_hidden", c.teacher_hidden},
                {"fixed_segments", c.segments == kernels::Segments::kFixed},
                {"tflops", step["tflops"]},
@@ -102,7 +104,8 @@ Json ToJson(const KernelCase& c, const KernelResult& r) {
                  {"softcap", c.options.softcap},
                  {"label_smoothing", c.options.label_smoothing},
                  {"lse_square_scale", c.options.lse_square_scale},
-                 {"returns", c.returns}}},
+                 {"returns", c.returns},
+                 {"entropy_gradient", c.entropy_gradient}}},
                {"checked",
                 {{"losses", c.tokens}, {"dx_rows", r.checked_rows}, {"dw_rows", r.checked_vocabulary_rows}}},
                {"step", step},

@@ -36,6 +36,11 @@ struct LossFormula {
     return Times(by_logit, logit);
   }
 
+  // What an upstream gradient of the row's entropy adds to that: mean is that of the logits, by p.
+  double EntropyGradient(double gradient, double log_sum_exp, double mean, double logit) const {
+    return Times(-gradient * std::exp(logit - log_sum_exp) * (logit - mean), logit);
+  }
+
   // Turns the gradient by an entry's logit into the gradient by x·W_v.
   double Times(double by_logit, double logit) const {
     const double share = options.softcap > 0 ? logit / options.softcap : 0;

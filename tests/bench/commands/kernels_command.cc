@@ -63,6 +63,11 @@ KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
     result.error = "soft targets are timed on a GPU only";
     return result;
   }
+  if (kernel_case.entropy_gradient != 0 && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0)) {
+    KernelResult result;
+    result.error = "gradients of the entropy are timed on a GPU only, and without soft targets";
+    return result;
+  }
   const bool fixed = kernel_case.segments == kernels::Segments::kFixed;
   if (fixed && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0)) {
     KernelResult result;
@@ -81,10 +86,11 @@ KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
 
 // Empty, or what is timed on one device only.
 std::string ProblemOverDevices(const CaseOptions& cases) {
-  const char* option = cases.teacher_hidden > 0 ? "--teacher_hidden"
-                       : cases.returns          ? "--returns"
-                       : cases.portable         ? "--portable"
-                                                : nullptr;
+  const char* option = cases.teacher_hidden > 0      ? "--teacher_hidden"
+                       : cases.returns               ? "--returns"
+                       : cases.entropy_gradient != 0 ? "--entropy_gradient"
+                       : cases.portable              ? "--portable"
+                                                     : nullptr;
   if (cases.fixed_segments && CudaIndex(cases.device) < 0) return "--fixed_segments is timed on GPUs only";
   if (option == nullptr) return "";
   return std::string(option) + " is timed on one device only: name it with --device instead of --devices";

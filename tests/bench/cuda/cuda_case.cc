@@ -37,6 +37,7 @@ class CudaCase {
     LOSSD_CUDA_PASS_ON(step_.Run(WeightGradient::kOverwrite));
     LOSSD_CUDA_PASS_ON(step_.TakenBytes(&result_.peak_bytes));
     LOSSD_CUDA_PASS_ON(step_.RowsRedone(&result_.rows_redone));
+    if (case_.entropy_gradient != 0) LOSSD_CUDA_PASS_ON(step_.RunForward());
     LOSSD_CUDA_PASS_ON(CheckCudaStep(step_, &result_));
     if (!result_.error.empty()) return {};
     progress_("timing");
@@ -145,6 +146,9 @@ class CudaCase {
     result_.forward_limit = {"bare logits product", Median(forward_limits_), result_.products[0].work};
     result_.forward_ratio = MedianRatio(forwards_, forward_limits_);
     result_.of_one_product = MedianRatio(result_.all_milliseconds, forward_limits_);
+    Times both;
+    for (size_t i = 0; i < forwards_.size(); ++i) both.push_back(forwards_[i] + result_.all_milliseconds[i]);
+    result_.two_phases = MedianRatio(both, forward_limits_);
     if (case_.teacher_hidden > 0) CountTeacher(shape);
   }
 

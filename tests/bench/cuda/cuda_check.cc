@@ -108,8 +108,13 @@ class Check {
       for (int64_t v = 0; v < case_.vocab; ++v) z[static_cast<size_t>(v)] = Logit(x.data(), v);
       const double largest = *std::max_element(z.begin(), z.end());
       double sum = 0;
-      for (const double value : z) sum += std::exp(value - largest);
+      double moment = 0;
+      for (const double value : z) {
+        sum += std::exp(value - largest);
+        moment += std::exp(value - largest) * value;
+      }
       const double log_sum_exp = largest + std::log(sum);
+      const double mean = moment / sum;
       const double sum_of_logits = std::accumulate(z.begin(), z.end(), 0.0);
       const kernels::ReferenceDivergence divergence = DivergenceOfRow(token, z);
       loss_error.Add(loss[0], formula_.Loss(log_sum_exp, sum_of_logits, z[static_cast<size_t>(label)]) +
@@ -122,7 +127,8 @@ class Check {
         for (int64_t v = 0; v < case_.vocab; ++v) {
           const double logit = z[static_cast<size_t>(v)];
           const double dz = formula_.Gradient(log_sum_exp, logit, v == label) +
-                            formula_.Times(divergence.slopes[static_cast<size_t>(v)], logit);
+                            formula_.Times(divergence.slopes[static_cast<size_t>(v)], logit) +
+                            formula_.EntropyGradient(case_.entropy_gradient, log_sum_exp, mean, logit);
           const float* w = &host_weight_[static_cast<size_t>(v * padded_)];
           for (size_t h = 0; h < part.size(); ++h) part[h] += dz * w[h];
         }
@@ -137,7 +143,7 @@ class Check {
   }
 
   // Some rows of dW: half of them labels, half not. Their p is made from the step's own log-sum-exps, which
-  // the losses have vouched for.
+  // the losses have vouched for, and the mean of their logits from its entropies.
   Result CheckVocabulary() {
     std::vector<float> x;
     std::vector<float> log_sum_exps;
@@ -145,6 +151,11 @@ class Check {
         CudaStep::ReadWide(step_.hidden_states(), case_.dtype, 0, case_.tokens * case_.hidden, &x));
     LOSSD_CUDA_PASS_ON(
         CudaStep::ReadWide(step_.log_sum_exps(), DataType::kFloat32, 0, case_.tokens, &log_sum_exps));
+    std::vector<float> entropies(log_sum_exps.size());
+    if (case_.entropy_gradient != 0) {
+      LOSSD_CUDA_PASS_ON(
+          CudaStep::ReadWide(step_.entropies(), DataType::kFloat32, 0, case_.tokens, &entropies));
+    }
     std::vector<float> teacher_sums;
     std::vector<float> divergences;
     if (case_.teacher_hidden > 0) {
@@ -178,7 +189,9 @@ class Check {
         const double logit = Logit(row, v);
         const double factor =
             formula_.Gradient(log_sum_exps[token], logit, rows_.labels[static_cast<size_t>(r)] == v) +
-            formula_.Times(soft_slope(token, v, logit), logit);
+            formula_.Times(soft_slope(token, v, logit), logit) +
+            formula_.EntropyGradient(case_.entropy_gradient, log_sum_exps[token],
+                                     log_sum_exps[token] - entropies[token], logit);
         for (size_t h = 0; h < expected.size(); ++h) expected[h] += factor * row[h];
       }
       for (size_t h = 0; h < expected.size(); ++h) {

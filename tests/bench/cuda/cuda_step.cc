@@ -100,6 +100,13 @@ Result CudaStep::Create() {
 
 Result CudaStep::CreateReturns() {
   returns_.log_sum_exp = static_cast<float*>(log_sum_exps_.data());
+  if (case_.entropy_gradient != 0) {
+    LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &returns_memory_));
+    returns_.entropy = static_cast<float*>(returns_memory_.data());
+    const std::vector<float> gradients(static_cast<size_t>(case_.tokens),
+                                       static_cast<float>(case_.entropy_gradient));
+    return Copy(gradients.data(), case_.tokens * 4, &entropy_gradients_);
+  }
   if (!case_.returns) return {};
   const int64_t n = case_.tokens;
   const int64_t k = std::min(kTopK, case_.vocab);
@@ -302,22 +309,26 @@ LinearCrossEntropy::Batch CudaStep::Batch() const {
   return batch;
 }
 
-Result CudaStep::Run(WeightGradient weight_gradient) {
+LinearCrossEntropy::Batch CudaStep::GradientBatch(WeightGradient weight_gradient) const {
   LinearCrossEntropy::Batch batch = Batch();
   batch.dx = dx_.data();
   batch.weight_gradient = weight_gradient;
   batch.smoothing_store = weight_gradient;
-  return step_->Run(batch, nullptr, nullptr);
+  if (case_.entropy_gradient != 0) {
+    batch.returns.entropy = nullptr;
+    batch.entropy_gradients = static_cast<const float*>(entropy_gradients_.data());
+  }
+  return batch;
+}
+
+Result CudaStep::Run(WeightGradient weight_gradient) {
+  return step_->Run(GradientBatch(weight_gradient), nullptr, nullptr);
 }
 
 Result CudaStep::RunForward() { return step_->Run(Batch(), nullptr, nullptr); }
 
 Result CudaStep::RunStages(LinearCrossEntropy::Stage between, void* context) {
-  LinearCrossEntropy::Batch batch = Batch();
-  batch.dx = dx_.data();
-  batch.weight_gradient = WeightGradient::kAccumulate;
-  batch.smoothing_store = WeightGradient::kAccumulate;
-  return step_->Run(batch, nullptr, nullptr, between, context);
+  return step_->Run(GradientBatch(WeightGradient::kAccumulate), nullptr, nullptr, between, context);
 }
 
 Result CudaStep::TakenBytes(int64_t* bytes) const {

@@ -30,7 +30,7 @@ class CudaStep {
   kernels::cuda::Result Prepare(std::string* error);
 
   kernels::cuda::Result Run(kernels::WeightGradient weight_gradient);
-  kernels::cuda::Result RunForward();  // losses alone
+  kernels::cuda::Result RunForward();  // losses alone, and what is told with them
   // One step that adds to dW; `between` is called after each stage.
   kernels::cuda::Result RunStages(kernels::cuda::LinearCrossEntropy::Stage between, void* context);
 
@@ -75,8 +75,11 @@ class CudaStep {
   const float* divergences() const { return static_cast<const float*>(divergences_.data()); }
   const float* losses() const { return static_cast<const float*>(losses_.data()); }
   const float* log_sum_exps() const { return static_cast<const float*>(log_sum_exps_.data()); }
+  // Of a case with entropy gradients, after RunForward.
+  const float* entropies() const { return returns_.entropy; }
 
  private:
+  kernels::cuda::LinearCrossEntropy::Batch GradientBatch(kernels::WeightGradient weight_gradient) const;
   kernels::cuda::Result SpreadLogSumExps();
   kernels::cuda::Result CreateReturns();
   kernels::cuda::Result CreateTeacher();
@@ -98,7 +101,7 @@ class CudaStep {
   size_t free_before_ = 0;
   kernels::cuda::DeviceBuffer weight_, x_, dx_, dw_, losses_, log_sum_exps_, largest_, redone_, workspace_,
       batch_rows_, labels_, by_label_, scales_, vocabulary_sum_, smoothing_gradient_, returns_memory_,
-      teacher_weight_, teacher_x_, teacher_largest_, divergences_;
+      teacher_weight_, teacher_x_, teacher_largest_, divergences_, entropy_gradients_;
   kernels::cuda::TeacherHead teacher_;  // of case_.teacher_hidden
   kernels::RowReturns returns_;
 };
