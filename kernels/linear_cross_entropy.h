@@ -88,9 +88,9 @@ struct RowReturns {
     return log_sum_exp != nullptr || log_probability != nullptr || divergence != nullptr || whole_row();
   }
   // Whether anything is wanted that is more than a function of ℓ and s_y.
-  bool whole_row() const {
-    return entropy != nullptr || prediction != nullptr || target_rank != nullptr || top_k > 0;
-  }
+  bool whole_row() const { return entropy != nullptr || compares(); }
+  // Whether anything is wanted that logits are compared with each other for.
+  bool compares() const { return prediction != nullptr || target_rank != nullptr || top_k > 0; }
 };
 
 // One batch of rows. Notation of docs/numerics.md: N tokens, V vocab, H hidden.

@@ -262,6 +262,12 @@ TileRows LinearCrossEntropy::DescribeRows(const Shape& shape, Path path, const B
 TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int64_t rows,
                                           const Buffers& b) const {
   TileRows tile = DescribeRows(shape_, path_, batch, first, rows);
+  // Without gradients, which would want E, the sums cost no product that they do not cost anyway.
+  const bool sums = !tile.gradient_wanted || tile.smoothing == Smoothing::kElementwise;
+  if (path_ == Path::kHopper && sums && tile.returns.entropy != nullptr && !tile.returns.compares()) {
+    tile.sums_tell_entropy = true;
+    tile.smoothing = Smoothing::kElementwise;
+  }
   tile.x = b.x;
   tile.scaled_x = b.scaled_x;
   b.rows.GiveTo(&tile);
@@ -366,7 +372,7 @@ Result LinearCrossEntropy::MultiplyHopperLogits(const TileRows& tile, Which whic
 }
 
 Result LinearCrossEntropy::HopperLosses(const TileRows& tile, const Buffers& b, cudaStream_t stream) {
-  if (tile.returns.whole_row()) {
+  if (tile.returns.whole_row() && !tile.sums_tell_entropy) {
     LOSSD_CUDA_PASS_ON(TellHopperRows(tile, tile_rows_, b, stream));
     Report("returns");
   }

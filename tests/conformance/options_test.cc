@@ -20,6 +20,7 @@ namespace {
 using kernels::testing::Narrowed;
 using kernels::testing::Reference;
 using kernels::testing::RunReference;
+using kernels::testing::SameBits;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kSeeds = 60;
@@ -212,7 +213,25 @@ class Options : public HeadTest {
       EXPECT_LE(Distance(head.BiasGradient(), reference.db), GradientError() * sizes.db);
     }
     for (int64_t r = 0; r < problem.shape.tokens; ++r) ExpectRow(problem, reference, output, r);
+    ExpectEntropiesAlone(problem, reference, output, head);
     ++cases_;
+  }
+
+  // With neither gradients nor what logits are compared for, a device may make entropies in another way.
+  void ExpectEntropiesAlone(const Problem& problem, const Reference& reference, const ChunkOutput& output,
+                            HeadUnderTest& head) {
+    BatchKey kind = KindOf(problem);
+    kind.mode = ComputeMode::kLossOnly;
+    kind.returns = {.log_sum_exp = true, .entropy = true};
+    const ChunkOutput alone = head.Run(kind, {RowsOf(problem, 0, problem.shape.tokens)}).front();
+    EXPECT_TRUE(SameBits(alone.losses, output.losses));
+    EXPECT_TRUE(SameBits(alone.returns.log_sum_exp, output.returns.log_sum_exp));
+    for (int64_t row = 0; row < problem.shape.tokens; ++row) {
+      const auto r = static_cast<size_t>(row);
+      const bool ignored = problem.labels[r] == kIgnoreIndex;
+      const double slack = ignored ? 0.0 : kRowError * RowCheck(problem, reference, row).size();
+      EXPECT_NEAR(alone.returns.entropy[r], ignored ? 0.0 : reference.entropy[r], slack) << "row " << row;
+    }
   }
 
   void TearDown() override {

@@ -275,9 +275,12 @@ __device__ void FinishSoftRow(const TileRows& tile, const Distillation& options,
   const bool in_range = !tile.gradient_wanted || (isfinite(target) && terms.bad == 0);
   if (!isfinite(divergence) || !isfinite(terms.smoothing) || !in_range) return WriteOverflow(tile, row);
   WriteRow(tile, row,
-           {static_cast<float>(token_weight * loss), static_cast<float>(end.log_sum_exp),
-            static_cast<float>(token_weight * z_loss), static_cast<float>(-end.surprise), end.scale,
-            IsOwn(tile, tile.labels[row]) ? target : 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, false});
+           {.loss = static_cast<float>(token_weight * loss),
+            .log_sum_exp = static_cast<float>(end.log_sum_exp),
+            .z_loss = static_cast<float>(token_weight * z_loss),
+            .log_probability = static_cast<float>(-end.surprise),
+            .scale = end.scale,
+            .target_gradient = IsOwn(tile, tile.labels[row]) ? target : 0.0f});
   if (tile.returns.divergence != nullptr) {
     tile.returns.divergence[tile.batch_rows[row]] = static_cast<float>(divergence);
   }

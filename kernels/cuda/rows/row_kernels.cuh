@@ -80,7 +80,7 @@ struct RowSums {
   double others = 0;         // E
   double own = 0;            // 0 below the range
   double smoothing_sum = 0;  // Σ C s over all entries; of smoothing only
-  double moment = 0;         // Σ E (s - offset) over the others; of gradients of the entropy only
+  double moment = 0;         // Σ E (s - offset) over the others; of the entropy and its gradients only
 };
 
 // Whose E those are: e^(s - offset) 2^-exponent; and the label's s and f.
@@ -100,21 +100,29 @@ __device__ inline RowUnits UnitsOf(const TileRows& tile, int32_t row) {
 }
 
 struct RowOutcome {
-  float loss;
-  float log_sum_exp;
-  float z_loss;
-  float log_probability;
-  float scale;
-  float target_gradient;
-  float smoothing_factor;
-  float gradient_factor;
-  float entropy_factor;
-  float mean;
-  bool overflowed;
+  float loss = 0;
+  float log_sum_exp = 0;
+  float z_loss = 0;
+  float log_probability = 0;
+  float entropy = 0;  // if the sums tell it
+  float scale = 0;
+  float target_gradient = 0;
+  float smoothing_factor = 0;
+  float gradient_factor = 0;
+  float entropy_factor = 0;
+  float mean = 0;
+  bool overflowed = false;
 };
 
 __device__ inline RowOutcome OverflowedRow() {
-  return {NaN(), NaN(), NaN(), NaN(), NaN(), NaN(), 0.0f, 0.0f, 0.0f, 0.0f, true};
+  return {.loss = NaN(),
+          .log_sum_exp = NaN(),
+          .z_loss = NaN(),
+          .log_probability = NaN(),
+          .entropy = NaN(),
+          .scale = NaN(),
+          .target_gradient = NaN(),
+          .overflowed = true};
 }
 
 // The z-loss of a row, before its weight.
@@ -217,23 +225,22 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
   if (options.softcap != 0) target *= units.target_slope;
   const double own_sum = sum * units.own;
   const double tau = options.logit_scale;
-  RowOutcome out{static_cast<float>(token_weight * (loss + z_loss)),
-                 static_cast<float>(log_sum_exp),
-                 static_cast<float>(token_weight * z_loss),
-                 static_cast<float>(-surprise),
-                 static_cast<float>(tau * terms.alpha / own_sum),
-                 static_cast<float>(tau * target),
-                 static_cast<float>(tau * terms.gamma),
-                 0.0f,
-                 0.0f,
-                 0.0f,
-                 tile.overflowed[row] != 0};
+  RowOutcome out{.loss = static_cast<float>(token_weight * (loss + z_loss)),
+                 .log_sum_exp = static_cast<float>(log_sum_exp),
+                 .z_loss = static_cast<float>(token_weight * z_loss),
+                 .log_probability = static_cast<float>(-surprise),
+                 .scale = static_cast<float>(tau * terms.alpha / own_sum),
+                 .target_gradient = static_cast<float>(tau * target),
+                 .smoothing_factor = static_cast<float>(tau * terms.gamma),
+                 .overflowed = tile.overflowed[row] != 0};
   if (tile.smoothing == Smoothing::kElementwise) {
-    double mean = 0;
-    if (terms.delta != 0) {
-      mean = (sums.moment + (own > 0 ? own * own_logit : 0.0)) / sum + units.offset - units.own_offset;
+    const double mean = (sums.moment + (own > 0 ? own * own_logit : 0.0)) / sum;  // from the sums' offset
+    // The offset is not added first: the rest would lose its digits to it.
+    if (tile.sums_tell_entropy) {
+      out.entropy = static_cast<float>(fmax(log(sum) + units.exponent * kLn2 - mean, 0.0));
     }
-    FormElementwise(tile, terms, own_sum, mean, &out);
+    FormElementwise(tile, terms, own_sum, terms.delta == 0 ? 0 : mean + units.offset - units.own_offset,
+                    &out);
   }
   // A bias is as if each row of X ended in a 1.
   const double largest = tile.bias == nullptr ? tile.largest[row] : fmaxf(tile.largest[row], 1.0f);
@@ -266,6 +273,7 @@ __device__ inline void WriteReturns(const TileRows& tile, int32_t row, const Row
   if (tile.returns.log_sum_exp != nullptr) tile.returns.log_sum_exp[place] = out.log_sum_exp;
   if (tile.returns.z_loss != nullptr) tile.returns.z_loss[place] = out.z_loss;
   if (tile.returns.log_probability != nullptr) tile.returns.log_probability[place] = out.log_probability;
+  if (tile.sums_tell_entropy) tile.returns.entropy[place] = out.entropy;
 }
 
 // What the products for gradients need of a row.

@@ -75,6 +75,8 @@ struct TileRows {
   bool gradient_wanted = false;  // dX or dW: then rows whose gradient would overflow count as overflowed
   LossOptions options;
   Smoothing smoothing = Smoothing::kNone;  // SmoothingOf(options), or kElementwise for another reason
+  // The entropies that are wanted are made of kElementwise's sums. Otherwise FinishRows leaves them alone.
+  bool sums_tell_entropy = false;
   ClassWeightTerms classes;
   int32_t exponent_bias = 0;        // even; added to every k, for tests
   bool dependent_launches = false;  // compute capability 9.0: see dependent_launch.cuh

@@ -75,7 +75,7 @@ class CudaStep {
   const float* divergences() const { return static_cast<const float*>(divergences_.data()); }
   const float* losses() const { return static_cast<const float*>(losses_.data()); }
   const float* log_sum_exps() const { return static_cast<const float*>(log_sum_exps_.data()); }
-  // Of a case with entropy gradients, after RunForward.
+  // As RunForward has told them, in a case with entropy gradients.
   const float* entropies() const { return returns_.entropy; }
 
  private:
