@@ -148,6 +148,21 @@ def test_a_declared_loss_is_corrected(heads: Any, declared: float) -> None:
     check_weight_gradient(head, head.gradients()[0], reference.weight.grad, slack=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_same_numbers_beside_any_others(heads: Any, dtype: torch.dtype) -> None:
+    """A sampler computes it in a small batch, a trainer in a large one: a ratio of the two has to be 1."""
+    head, hidden, target = heads(dtype=dtype), hidden_states(37), labels(37)
+    with torch.no_grad():
+        log_probs, entropy = token_log_probs(hidden, target, head.remote, entropy=True)
+        logits = head.remote.logits(hidden)
+        for size in (1, 5, 36):
+            for order in (torch.arange(37), torch.arange(37).flip(0)):
+                for part in order.split(size):
+                    found = token_log_probs(hidden[part], target[part], head.remote, entropy=True)
+                    assert torch.equal(found[0], log_probs[part]) and torch.equal(found[1], entropy[part])
+                    assert torch.equal(head.remote.logits(hidden[part]), logits[part])
+
+
 def test_clipped_tokens_cost_nothing_in_backward(heads: Any) -> None:
     head, hidden, target = heads(), hidden_states(10), labels(10)
     kept = torch.tensor([1, 0, 0, 1, 0, 0, 0, 1, 0, 1])
