@@ -15,11 +15,16 @@ import torch
 import trl
 from torch import Tensor
 from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.gkd import GKDTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+from trl.trainer.distillation_trainer import _chunked_divergence_loss
 
+import lossd
+from lossd.torch import RemoteHead
 from lossd.torch.objectives import (
     dpo_loss,
     entropy_bonus,
+    gkd_loss,
     grpo_loss,
     kto_loss,
     orpo_loss,
@@ -312,3 +317,31 @@ def test_defaults_are_those_of_trl() -> None:
         for name in names:
             assert default(function, name) == default(config, name), (config.__name__, name)
     assert default(simpo_loss, "gamma") == default(CPOConfig, "simpo_gamma")
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize(("trainer", "temperature"), [("gkd", 1.0), ("gkd", 2.0), ("distillation", 2.0)])
+def test_gkd(client: lossd.Client, name: str, beta: float, trainer: str, temperature: float) -> None:
+    student_weight, teacher_weight = numbers(61, 24, seed=1, scale=0.4), numbers(61, 16, seed=2, scale=0.4)
+    student = RemoteHead.create(client, f"{name}student", 61, 24, weights=student_weight, dtype=torch.float32)
+    teacher = RemoteHead.create(
+        client, f"{name}teacher", 61, 16, weights=teacher_weight, dtype=torch.float32, frozen=True
+    )
+    hidden, of_teacher = numbers(ROWS, TOKENS, 24, seed=3), numbers(ROWS, TOKENS, 16, seed=4)
+    labels = torch.randint(0, 61, (ROWS, TOKENS)).masked_fill(~completions(), -100)
+
+    x = hidden.clone().requires_grad_()
+    loss = gkd_loss(x, labels, student, teacher, of_teacher, beta=beta, temperature=temperature)
+    loss.backward()
+
+    theirs_x, theirs_weight = (one.double().requires_grad_() for one in (hidden, student_weight))
+    if trainer == "gkd":
+        logits = theirs_x @ theirs_weight.T, of_teacher.double() @ teacher_weight.double().T
+        wanted = GKDTrainer.generalized_jsd_loss(*logits, labels, beta, temperature)
+    else:
+        inputs = theirs_x, of_teacher.double(), theirs_weight, teacher_weight.double()
+        wanted, *_ = _chunked_divergence_loss(*inputs, labels != -100, beta, temperature=temperature)
+    wanted.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for one, other in ((x.grad, theirs_x.grad), (student.flush().gradient, theirs_weight.grad)):
+        assert (one - other).norm() <= 1e-6 * other.norm()

@@ -14,12 +14,14 @@ what its sum is divided by instead, for means over several micro-batches or rank
 docs/objectives.md has the names that TRL and Liger give to these losses.
 """
 
+from lossd.torch.objectives._distillation import gkd_loss
 from lossd.torch.objectives._policy import entropy_bonus, grpo_loss, ppo_loss
 from lossd.torch.objectives._preference import dpo_loss, kto_loss, orpo_loss, sequence_log_probs, simpo_loss
 
 __all__ = [
     "dpo_loss",
     "entropy_bonus",
+    "gkd_loss",
     "grpo_loss",
     "kto_loss",
     "orpo_loss",
