@@ -53,6 +53,7 @@ OF_MASKED: dict[str, Callable[[Tensor], Tensor]] = {
         p, OLD, ADVANTAGES, MASK, ref_log_probs=REFERENCE, beta=0.2, loss_type="grpo",
         importance_sampling_level="sequence",
     ),
+    "gspo_of_tokens": lambda p: grpo_loss(p, OLD, OF_TOKENS, MASK, importance_sampling_level="sequence"),
     "ppo": lambda p: ppo_loss(p, OLD, OF_TOKENS, MASK),
     "entropy": lambda p: entropy_bonus(p, MASK),
 }  # fmt: skip
@@ -86,6 +87,16 @@ def test_the_gradient_on_policy_is_the_advantage() -> None:
     factors = (-ADVANTAGES[:, None] * MASK / MASK.sum()).double()
     torch.testing.assert_close(values.grad, factors)
     torch.testing.assert_close(loss.detach(), factors.sum())
+
+
+def test_what_the_model_does_not_compute_gets_no_gradient() -> None:
+    tokens = [one.clone().requires_grad_() for one in (POLICY, OLD, OF_TOKENS, REFERENCE)]
+    sums = [(number * SUMS).requires_grad_() for number in (1, 2, 3, 4)]
+    kl = torch.tensor(0.3).requires_grad_()
+    loss = grpo_loss(tokens[0], tokens[1], tokens[2], MASK, ref_log_probs=tokens[3], beta=0.2)
+    (loss + dpo_loss(*sums) + kto_loss(sums[0], sums[2], LIKED, kl)).backward()
+    with_gradient = [one for one in (*tokens, *sums, kl) if one.grad is not None and one.grad.any()]
+    assert [id(one) for one in with_gradient] == [id(one) for one in (tokens[0], sums[0], sums[1])]
 
 
 @pytest.mark.parametrize("padding", [math.nan, math.inf, -1e9])

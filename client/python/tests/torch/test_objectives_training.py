@@ -166,6 +166,16 @@ def test_distillation_is_one_pass_if_its_gradient_is_known(
     assert hidden.grad[target != -100].any(-1).all() and not hidden.grad[target == -100].any()
 
 
+def test_a_mean_divergence_is_over_tokens_whatever_classes_weigh(heads: Any) -> None:
+    teacher, target, states, of_teacher = heads(frozen=True), labels(9), hidden_states(9), hidden_states(9)
+    losses = [
+        gkd_loss(states, target, heads(**config).remote, teacher.remote, of_teacher)
+        for config in ({}, {"class_weights": True})
+    ]
+    assert losses[0].item() > 0
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=0)
+
+
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"beta": 1.5}, ValueError, r"beta is 1.5; want a number in \[0, 1\]: 0 for the forward divergence"),
     ({"temperature": 0.0}, ValueError, "temperature is 0"),
