@@ -45,20 +45,28 @@ class MovingAverage:
 
         After an error that leaves open whether it was done (UnavailableError, DeadlineExceededError, an interrupt)
         the next call is about the same update, and makes it only if it was not made. FailedPreconditionError if
-        somebody else has written the average.
+        somebody else has written the average, or restored it: another MovingAverage goes on with what is there.
         """
         kept = number(self.decay if decay is None else decay, "decay")
-        if self._open:
-            now = self._average.info().weight_version
-            self._open = False
-            if now == self._version + 1:
-                self._version = now
-                return now
+        was_open = self._open
+        if was_open and self._was_made():
+            return self._version
         self._open = True
         try:
-            version = self._average.blend(self._source, kept, target_version=self._version)
+            self._version = self._average.blend(self._source, kept, target_version=self._version)
         except (FailedPreconditionError, InvalidArgumentError):
-            self._open = False
+            # What its caller has given up may have waited at the server until now.
+            if was_open and self._was_made():
+                return self._version
+            self._open = was_open
             raise
-        self._version, self._open = version, False
-        return version
+        self._open = False
+        return self._version
+
+    def _was_made(self) -> bool:
+        """Whether the update whose fate was open has come about; then it is not open any more."""
+        made = self._average.info().weight_version == self._version + 1
+        if made:
+            self._version += 1
+            self._open = False
+        return made

@@ -141,12 +141,12 @@ class Head:
         if name:
             return self._client.copy_head(self.name, name, frozen=True, source_version=source_version)
         while True:
-            version = source_version or self.info().weight_version
+            version = source_version or max(1, self.info().weight_version)  # 0 would take any
             try:
                 return self._client.copy_head(self.name, f"{self.name}.v{version}", frozen=True, source_version=version)
             except FailedPreconditionError:
                 # A step may have come between the two calls: the name is to say what is in it.
-                if source_version or self.info().weight_version == version:
+                if source_version or max(1, self.info().weight_version) == version:
                     raise
 
     def ema(self, decay: float, name: str = "") -> MovingAverage:

@@ -50,6 +50,20 @@ def test_a_head_without_weights_has_no_snapshot(make_head: MakeHead) -> None:
         make_head(V, H, weights=None).snapshot()
 
 
+def test_a_snapshot_has_the_version_that_its_name_says(make_head: MakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = make_head(V, H, weights=None)
+    copy_head = lossd.Client.copy_head
+
+    def written_before(*arguments: Any, **options: Any) -> lossd.Head:
+        monkeypatch.undo()
+        head.write_weights(random_weights())
+        return copy_head(*arguments, **options)
+
+    monkeypatch.setattr(lossd.Client, "copy_head", written_before)
+    snapshot = head.snapshot()
+    assert snapshot.name == f"{head.name}.v{snapshot.info().weight_version}"
+
+
 def test_a_copy_trains_on_as_its_source(make_head: MakeHead) -> None:
     head = make_head(V, H, weights=random_weights(), optimizer=lossd.AdamW(lr=0.1))
     copy = head.client.copy_head(head.name, head.name + ".copy")
@@ -101,6 +115,35 @@ def test_an_update_whose_fate_is_open_is_made_once(make_head: MakeHead, monkeypa
                 average.update()
         assert average.update() == version
         assert np.all(average.head.read_weights() == weight)
+
+
+def test_an_update_that_comes_about_behind_the_next_call_is_made_once(
+    make_head: MakeHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update whose caller has given up waits at the server still, until after the next one has asked for it."""
+    head = make_head(V, H, weights=np.zeros((V, H), np.float32))
+    average = head.ema(0.5)
+    head.write_weights(np.ones((V, H), np.float32))
+    blend = lossd.Head.blend
+
+    def given_up(*_arguments: Any, **_options: Any) -> int:
+        raise lossd.DeadlineExceededError("nobody waits any more")
+
+    def behind_it(*arguments: Any, **options: Any) -> int:
+        blend(*arguments, **options)
+        return blend(*arguments, **options)
+
+    for stub in (given_up, behind_it):
+        with monkeypatch.context() as patched:
+            patched.setattr(lossd.Head, "blend", stub)
+            if stub is given_up:
+                with pytest.raises(lossd.DeadlineExceededError):
+                    average.update()
+            else:
+                assert average.update() == 2
+    assert np.all(average.head.read_weights() == 0.5)
+    assert average.update() == 3
+    assert np.all(average.head.read_weights() == 0.75)
 
 
 def test_an_average_that_others_write_is_refused(make_head: MakeHead) -> None:
