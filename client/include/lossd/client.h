@@ -498,7 +498,7 @@ class Head {
   // = decay * weights + (1 - decay) * source's, in fp32, on the master weights of either if it has them, and
   // rounded once. The new version is returned. INVALID_ARGUMENT if the heads differ in their sizes, type,
   // bias, logit_scale or softcap; FAILED_PRECONDITION without weights, of other versions than those that are
-  // named, while a write of these weights is under way, and while this head's window is not empty (a frozen
+  // named, while a write of these weights is under way, and while this head's window has a gradient (a frozen
   // one has none). UNIMPLEMENTED over replicas. After an error that leaves its fate open (UNAVAILABLE,
   // DEADLINE_EXCEEDED) Info() tells by the version whether it was done.
   absl::StatusOr<uint64_t> Blend(const std::string& source, const BlendOptions& options) const;

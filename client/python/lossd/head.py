@@ -165,8 +165,8 @@ class Head:
         returned. Both heads are of the same sizes, dtype, bias, logit_scale and softcap.
 
         source_version, target_version: what the weights of either must be of; 0: any. FailedPreconditionError if they
-        are not, without weights, while a write of these weights is under way, and while this head's window is not
-        empty (a frozen one has none).
+        are not, without weights, while a write of these weights is under way, and while this head's window has a
+        gradient (a frozen one has none).
         """
         version = c.c_uint64()
         with self._core.handle as head:

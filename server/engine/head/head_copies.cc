@@ -103,7 +103,8 @@ absl::StatusOr<std::optional<uint64_t>> Head::BeginBlendLocked(const BlendReques
     return version;
   }
   if (absl::Status free = weights_.CheckNoWrite(); !free.ok()) return free;
-  if (frozen() || sessions_.WindowEmpty()) return std::nullopt;
+  // What is started later meets the new weights.
+  if (frozen() || sessions_.OnlyLooked()) return std::nullopt;
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "head",
                    absl::StrCat("the window of head ", config_.name, " is not empty (", window_.tokens(),
                                 " tokens): its gradient is that of the weights which would be replaced. End "

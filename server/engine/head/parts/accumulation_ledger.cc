@@ -166,6 +166,13 @@ bool AccumulationLedger::WindowEmpty() const {
                       [](const auto& entry) { return entry.second.contributed(); });
 }
 
+bool AccumulationLedger::OnlyLooked() const {
+  return std::all_of(sessions_.begin(), sessions_.end(), [](const auto& entry) {
+    const std::vector<Lane>& lanes = entry.second.lanes;
+    return std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.only_looked(); });
+  });
+}
+
 void AccumulationLedger::Seal() {
   sealed_ = true;
   for (auto& [id, session] : sessions_) {

@@ -99,6 +99,8 @@ class AccumulationLedger {
   // True when everything accepted is applied.
   bool Settled() const;
   bool WindowEmpty() const;
+  // Whether what has been started of the window adds nothing to it: no chunk, or losses alone.
+  bool OnlyLooked() const;
   // The window is complete, and everything in it is applied: what is accepted from now on is the next one's.
   void Seal();
   // It is not: what was accepted since is part of it.

@@ -136,6 +136,7 @@ class SessionTable {
   std::vector<SessionMarks> WindowMarks() const { return ledger_.WindowMarks(); }
   bool InWindow(absl::string_view session_id) const { return ledger_.InWindow(session_id); }
   bool WindowEmpty() const { return ledger_.WindowEmpty(); }
+  bool OnlyLooked() const { return ledger_.OnlyLooked(); }
   uint64_t last_number() const { return ledger_.last_number(); }  // that a session was given
   // Whether these two name the same, but for lanes that have added nothing to the window that began with
   // `begun`: their chunks are of losses alone, or were rejected. Both Canonical.

@@ -249,6 +249,23 @@ TEST_F(CopiesTest, ABlendIntoAWindowThatIsNotEmptyIsRefused) {
   EXPECT_EQ(Weight(), -2);
 }
 
+// Such a window has no gradient: an evaluation stands in no blend's way.
+TEST_F(CopiesTest, ABlendIntoAWindowOfLossesAloneIsMade) {
+  const std::shared_ptr<Head> source = FrozenCopy("source");
+  const LaneAttachment lane = Lane();
+  Chunk losses = MakeChunk(1, 4);
+  losses.mode = ComputeMode::kLossOnly;
+  Submit(lane, std::move(losses));
+  listener_->AwaitAnswers(1);
+  engine->WaitIdle();
+  EXPECT_EQ(*Blend(*head, source, {.decay = 0.5, .blend_id = "1"}), 2U);
+  Submit(lane, MakeChunk(2, 4));
+  listener_->AwaitAnswers(2);
+  engine->WaitIdle();
+  ExpectError(Blend(*head, source, {.decay = 0.5, .blend_id = "2"}).status(),
+              absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "is not empty (1 tokens)");
+}
+
 // Whoever does not wait for the answer of a step has it in the average all the same.
 TEST_F(CopiesTest, ABlendComesBehindWhatWasAskedForBefore) {
   const std::shared_ptr<Head> source = FrozenCopy("source");
