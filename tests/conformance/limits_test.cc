@@ -89,6 +89,33 @@ TEST_P(Limits, ARowThatOverflowsIsNaNAloneAndNeverReachesDw) {
   EXPECT_LT(RelativeError(head.BiasGradient(), {expected_bias.begin(), expected_bias.end()}), 1e-5);
 }
 
+// As a mask does it: such logits are nothing to the entropy, however far they are from the others.
+TEST_P(Limits, EntriesThatABiasRulesOutHaveNoPartInTheEntropyAndItsGradient) {
+  for (const float mask : {-1e9f, -1e30f, -4e37f}) {
+    for (const float weight : {0.0f, 1.0f}) {
+      SCOPED_TRACE(std::to_string(mask) + " " + std::to_string(weight));
+      Problem problem = RandomProblem({.shape = {60, 900, 40}, .type = type()});
+      problem.bias.assign(900, 0.0f);
+      for (size_t v = 0; v < 900; v += 3) problem.bias[v] = mask;
+      for (int64_t& label : problem.labels) label += label % 3 == 0 ? 1 : 0;
+      problem.token_weights.assign(60, weight);
+      for (int r = 0; r < 60; ++r) problem.entropy_gradients.push_back(static_cast<float>(r % 4) - 1.0f);
+      const Reference reference = RunReference(problem);
+      HeadUnderTest head(device_.get(), problem);
+      const ChunkOutput output = head.Run(problem);
+      EXPECT_LT(RelativeError(output.dx, reference.dx), 2 * GradientError());
+      EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientError());
+      EXPECT_LT(RelativeError(head.BiasGradient(), reference.db), GradientError());
+      problem.entropy_gradients.clear();
+      BatchKey kind = KindOf(problem);
+      kind.mode = ComputeMode::kLossOnly;
+      kind.returns = {.entropy = true};
+      const ChunkOutput alone = head.Run(kind, {RowsOf(problem, 0, 60)}).front();
+      for (size_t r = 0; r < 60; ++r) EXPECT_NEAR(alone.returns.entropy[r], reference.entropy[r], 1e-4);
+    }
+  }
+}
+
 TEST_P(Limits, AHugeGradientScaleNeverMakesDwNaN) {
   Problem problem = RandomProblem({.shape = {60, 900, 40}, .type = type()});
   problem.gradient_scale = 3e38f;

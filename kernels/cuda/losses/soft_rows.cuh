@@ -207,8 +207,8 @@ __device__ bool VisitEntries(const TileRows& tile, const RowLogits<kExact>& logi
               value = factors.soft_factor * soft;
               if (factors.gradient_factor != 0 || factors.entropy_factor != 0) {
                 const float below = s[i] - factors.largest;
-                const float own =
-                    __fmaf_rn(-factors.entropy_factor, below - factors.logit_mean, factors.gradient_factor);
+                const float spread = IsClamped(below) ? 0.0f : factors.entropy_factor;
+                const float own = __fmaf_rn(-spread, below - factors.logit_mean, factors.gradient_factor);
                 value = __fmaf_rn(own, PlainExponential(below), value);
               }
               value = __fmaf_rn(-factors.smoothing_factor, class_weight, value) * slopes[i];

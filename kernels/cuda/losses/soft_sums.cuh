@@ -84,6 +84,8 @@ struct RowLogits {
 // Sums
 
 __device__ inline float PlainExponential(float z) { return ScaledExponential(0.0f, 0).WithoutOffset(z); }
+// Whether that was clamped: it is then nothing to be multiplied by z.
+__device__ inline bool IsClamped(float z) { return ScaledExponential(0.0f, 0).IsBelow(z); }
 
 // Sums of one head in one thread, over an offset that follows the largest logit at some distance: moving it
 // is rare, and done in fp64.
@@ -146,7 +148,7 @@ __device__ RowStatistics Summarise(const RowLogits<kExact>& logits, float invers
           const float plain = PlainExponential(s[i] - own.offset);
           const float soft = same ? plain : PlainExponential((s[i] - own.offset) * inverse);
           sums[0] += plain;
-          moment = __fmaf_rn(plain, s[i] - own.offset, moment);
+          if (!IsClamped(s[i] - own.offset)) moment = __fmaf_rn(plain, s[i] - own.offset, moment);
           sums[1] += soft;
           if constexpr (kDivergence == Divergence::kReverseKl)
             sums[2] = __fmaf_rn(soft, s[i] - t[i], sums[2]);

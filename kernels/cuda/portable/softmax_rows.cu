@@ -52,7 +52,7 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
     if constexpr (kForm == RowForm::kEntries) {
       if (counts) {
         smoothing_sum += static_cast<double>(ClassWeight(tile, v)) * s.value;
-        moment += static_cast<double>(value) * (s.value - largest);
+        if (!exponential.IsBelow(s.value)) moment += static_cast<double>(value) * (s.value - largest);
       }
     } else {
       __syncthreads();  // E of these columns lies where logits before them did: all of them have been read
@@ -90,7 +90,10 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
       float value = 0;
       if (v < tile.vocab && v != label) {
         const CappedLogit<float> s = LogitOf<kForm>(tile, SumOf<kForm>(tile, z, v));
-        const float own = __fmaf_rn(-factors[2], s.value - largest - factors[3], factors[0]);
+        // As in sm90/entry_epilogues.cuh.
+        const bool spreads = factors[2] != 0.0f && !exponential.IsBelow(s.value);
+        const float own =
+            spreads ? __fmaf_rn(-factors[2], s.value - largest - factors[3], factors[0]) : factors[0];
         value = __fmaf_rn(own, exponential(s.value), -factors[1] * ClassWeight(tile, v)) * s.slope;
       }
       __syncthreads();

@@ -63,6 +63,8 @@ struct EntryEpilogue {
     const float smoothing = kPass == EntryPass::kGradient ? smoothings[place] : 0.0f;
     const float spread = kPass == EntryPass::kGradient ? spreads[place] : 0.0f;
     const float mean = kPass == EntryPass::kGradient ? means[place] : 0.0f;
+    // A row that has overflowed has none, whatever its logits are.
+    const bool spreads = kPass == EntryPass::kSums || spread != 0.0f;
     float sums_of_four[4] = {};
     float logits_of_four[4] = {};
     float moments_of_four[4] = {};
@@ -78,14 +80,17 @@ struct EntryEpilogue {
           const bool counts = column != label && column < columns;
           const CappedLogit<float> s = LogitOf(d[4 * (4 * block + j) + 2 * half + i]);
           const float e = counts ? exponential(s.value) : 0.0f;
+          // Where a logit is far below the others, as that of an entry that a bias rules out, E was clamped:
+          // it is little by itself, but times the logit it may be anything.
+          const bool has_moment = spreads && !exponential.IsBelow(s.value);
           float weight = counts ? 1.0f : 0.0f;
           if (counts && class_weights != nullptr) weight = class_weights[column];
           if constexpr (kPass == EntryPass::kSums) {
             values[i] = e;
             logits_of_four[j] = __fmaf_rn(weight, s.value, logits_of_four[j]);
-            moments_of_four[j] = __fmaf_rn(e, s.value - offset, moments_of_four[j]);
+            if (has_moment) moments_of_four[j] = __fmaf_rn(e, s.value - offset, moments_of_four[j]);
           } else {
-            const float own = __fmaf_rn(-spread, s.value - offset - mean, factor);
+            const float own = has_moment ? __fmaf_rn(-spread, s.value - offset - mean, factor) : factor;
             values[i] = __fmaf_rn(own, e, -smoothing * weight) * s.slope;
           }
         }
