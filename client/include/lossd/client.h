@@ -439,7 +439,9 @@ class Session {
   // 1 to the lane's accepted + 1: what BatchResult::first_sequences said of the batch, or accepted + 1 of the
   // marks() before it, or 1 for the session's first. Chunks that the server has are computed again, so that
   // their losses and dX arrive, and are not added again; so the data, and with them their cut into chunks and
-  // over the lanes, must be those of the first time. Without this call a session goes on behind its marks.
+  // over the lanes, must be those of the first time. So must be which tokens have factors of 0 alone, since
+  // these are not sent (Batch::token_weights): keep factors that are made of a device's sums, or discard the
+  // window. Without this call a session goes on behind its marks.
   absl::Status ResumeAt(const std::vector<uint64_t>& sequences);
 
   // What the server has accepted of this session: what a flush has to name. True right after OpenSession and
