@@ -164,6 +164,7 @@ class Head:
         """These weights become decay · weights + (1 − decay) · the source's, at the server, as a new version, which is
         returned. Both heads are of the same sizes, dtype, bias, logit_scale and softcap.
 
+        source: a head of this server; only its name is sent.
         source_version, target_version: what the weights of either must be of; 0: any. FailedPreconditionError if they
         are not, without weights, while a write of these weights is under way, and while this head's window has a
         gradient (a frozen one has none).
