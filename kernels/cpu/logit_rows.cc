@@ -135,8 +135,9 @@ void LogitRows::FormGradient(int64_t block, int64_t r, float* values, const floa
   }
   BlockOfFloats logits;
   const bool spreads = params_.entropy_gradients != nullptr;
-  if (soft_ != nullptr || spreads)
+  if (soft_ != nullptr || spreads) {
     std::memcpy(logits.data(), values, static_cast<size_t>(columns) * sizeof(float));
+  }
   if (form_ == GradientForm::kFromLogits) kernels_.exp_row(values, columns, row.offset, row.exponent);
   const float* weights = params_.class_weights == nullptr ? nullptr : params_.class_weights + first;
   float slope = detail.slope;

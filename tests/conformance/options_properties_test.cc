@@ -270,9 +270,9 @@ TEST_P(OptionProperties, ARowOfNoWeightIsAsIfItWereIgnored) {
 TEST_P(OptionProperties, ARowOfNoWeightCostsNothing) {
   Problem problem = RandomProblem({.shape = {5, 300, 24}, .type = type()});
   problem.token_weights = {1, 0, 1, 0, 1};
-  problem.hidden_type = DataType::kFloat32;
   std::vector<float> x = problem.HiddenStates();
   std::fill_n(x.begin() + 24, 24, 3e38f);
+  problem.hidden_type = DataType::kFloat32;
   problem.hidden_states = kernels::testing::Narrowed(DataType::kFloat32, x);
   HeadUnderTest head(device_.get(), problem);
   EXPECT_TRUE(std::isnan(head.Run(problem, {.log_sum_exp = true}).losses[1]));
