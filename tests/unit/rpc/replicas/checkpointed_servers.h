@@ -135,6 +135,22 @@ class CheckpointedServers {
       EXPECT_EQ(all().at(replica).generation(), generation());
     }
   }
+  // After a restore of a window of Compute(seed) at three replicas, one of which was killed meanwhile: the
+  // state is that of the checkpoint, `saved`, its sessions are all there or none, and a step makes `stepped`
+  // of it.
+  void ExpectRestoredAsAWhole(uint64_t seed, const std::map<std::string, std::string>& saved,
+                              const std::map<std::string, std::string>& stepped) {
+    set().AwaitWhole();
+    ReconnectAll();
+    EXPECT_EQ(State(), saved);
+    ExpectAllAlike();
+    const size_t known = all().Marks().size();
+    EXPECT_TRUE(known == 3 || known == 0) << known << " of the sessions are left, which have one gradient";
+    if (known == 0) Compute(seed);
+    const absl::StatusOr<StepResult> step = Step();
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_EQ(State(), stepped);
+  }
 
  private:
   static std::vector<StateTensor> TensorsOf(const HeadConfig& config) {

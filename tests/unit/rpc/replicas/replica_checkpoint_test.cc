@@ -589,15 +589,7 @@ TEST_P(KilledCheckpointTest, ARestoreComesToItsEndAllTheSame) {
     KillSoon(servers);
     const absl::StatusOr<CheckpointInfo> restored = restoring.get();
     ASSERT_TRUE(restored.ok()) << restored.status();
-    servers.set().AwaitWhole();
-    servers.ReconnectAll();
-    EXPECT_EQ(servers.State(), saved);
-    servers.ExpectAllAlike();
-    const size_t known = servers.all().Marks().size();
-    EXPECT_TRUE(known == 3 || known == 0) << known << " of the sessions are left, which have one gradient";
-    if (known == 0) servers.Compute(200);
-    ASSERT_TRUE(servers.Step().ok());
-    EXPECT_EQ(servers.State(), stepped);
+    ASSERT_NO_FATAL_FAILURE(servers.ExpectRestoredAsAWhole(200, saved, stepped));
   }
 }
 

@@ -119,16 +119,7 @@ TEST_P(StoppedRestoreTest, IsMadeAgainOrLosesTheWindowAsAWhole) {
   place_.LetGo();
   const absl::StatusOr<CheckpointInfo> restored = restoring.get();
   ASSERT_TRUE(restored.ok()) << restored.status();
-  servers.set().AwaitWhole();
-  servers.ReconnectAll();
-  EXPECT_EQ(servers.State(), saved);
-  servers.ExpectAllAlike();
-  const size_t known = servers.all().Marks().size();
-  EXPECT_TRUE(known == 3 || known == 0) << known << " of the sessions are left, which have one gradient";
-  if (known == 0) servers.Compute(200);
-  const absl::StatusOr<StepResult> step = servers.Step();
-  ASSERT_TRUE(step.ok()) << step.status();
-  EXPECT_EQ(servers.State(), stepped);
+  servers.ExpectRestoredAsAWhole(200, saved, stepped);
 }
 
 std::vector<Stop> AllStops() {
