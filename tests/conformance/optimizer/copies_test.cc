@@ -170,14 +170,7 @@ TEST_P(Copies, AfterABlendBatchesAreThoseOfAFreshHeadWithItsWeights) {
         target.Run(problem);  // whatever is kept of the old weights is there
         target.backend().ResetGradient();
         Blend(target, source, decay);
-        HeadUnderTest fresh(device_.get(), target.config());
-        fresh.Publish(target.Weights(target.config().master_type(), 0, kVocab), target.Bias(0, kVocab));
-        const ChunkOutput output = target.Run(problem);
-        const ChunkOutput expected = fresh.Run(problem);
-        EXPECT_TRUE(SameBits(output.losses, expected.losses));
-        EXPECT_TRUE(SameBits(output.dx, expected.dx));
-        EXPECT_TRUE(SameValues(Read(target), Read(fresh)));
-        target.backend().ResetGradient();
+        ExpectAsAFreshHead(target, problem);
       }
     }
   }

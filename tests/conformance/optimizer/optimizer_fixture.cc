@@ -143,6 +143,18 @@ void OptimizerTest::ExpectStats(const GradientStats& stats, const GradientStats&
   EXPECT_EQ(stats.non_finite, expected.non_finite);
 }
 
+void OptimizerTest::ExpectAsAFreshHead(HeadUnderTest& head, const Problem& problem) {
+  const HeadConfig& config = head.config();
+  HeadUnderTest fresh(device_.get(), config);
+  fresh.Publish(head.Weights(config.master_type(), 0, kVocab), head.Bias(0, kVocab));
+  const ChunkOutput output = head.Run(problem);
+  const ChunkOutput expected = fresh.Run(problem);
+  EXPECT_TRUE(SameBits(output.losses, expected.losses));
+  EXPECT_TRUE(SameBits(output.dx, expected.dx));
+  EXPECT_TRUE(SameValues(Read(head), Read(fresh)));
+  head.backend().ResetGradient();
+}
+
 std::vector<float> OptimizerTest::StateOf(HeadUnderTest& head, const std::string& name) {
   for (const StateTensor& tensor : head.backend().StateTensors()) {
     if (tensor.name != name) continue;

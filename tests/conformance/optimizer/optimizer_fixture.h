@@ -56,6 +56,9 @@ class OptimizerTest : public HeadTest {
   static void ExpectStats(const GradientStats& stats, const GradientStats& expected);
   // That the head is bit for bit what `values` says, by every way to look at it.
   static void Expect(HeadUnderTest& head, const HeadValues& values);
+  // That a batch of these, and its gradient, have the bits that a fresh head with the same weights gives
+  // them. The window is empty before and afterwards.
+  void ExpectAsAFreshHead(HeadUnderTest& head, const Problem& problem);
   // One tensor of its state, read in pieces of several sizes.
   static std::vector<float> StateOf(HeadUnderTest& head, const std::string& name);
 };
