@@ -29,6 +29,12 @@ int64_t StepOfTiles(const TeacherShape* teacher) {
   return teacher == nullptr ? kWholeRows : SoftLosses::kLogitRows;
 }
 
+// Whether entries are not multiples of E for the sake of the entropy alone.
+bool SpreadsAlone(const TileRows& tile) {
+  return tile.smoothing == Smoothing::kElementwise && tile.options.label_smoothing == 0 &&
+         tile.options.softcap == 0;
+}
+
 }  // namespace
 
 Result BestPath(DataType weight_type, Path* path) {
@@ -59,7 +65,9 @@ Result LoadKernels(DataType weight_type) {
   LOSSD_CUDA_PASS_ON(LoadPartReturnKernels());
   LOSSD_CUDA_PASS_ON(LoadPartSoftTargetKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadLogitKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(LoadHeldRowKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadTransformedLogitKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(sm90::LoadMomentLogitKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadEntryKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadMaximumKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadInputGradientKernels(weight_type));
@@ -73,9 +81,21 @@ struct LinearCrossEntropy::Buffers {
   char* x = nullptr;
   char* scaled_x = nullptr;
   float* partials = nullptr;  // sums of E, or maxima, of columns of the vocabulary
+  float* moments = nullptr;   // sums of E (s - offset), of a tile that is spread
   float* product = nullptr;   // E W of the portable path
   char* library = nullptr;    // cuBLAS's own
   RowArrays rows;
+
+  // Of a tile (PlaceTile): where E is made, what the products for gradients take, and the sums and moments,
+  // which are all those above unless there is a hold.
+  char* made = nullptr;  // null: only sums are wanted
+  const char* entries = nullptr;
+  float* sums = nullptr;
+  int64_t sums_stride = 0;
+  // Of rows that were held: where, from the first on or by `held_rows`.
+  const char* held = nullptr;
+  int64_t first_held = 0;
+  const int32_t* held_rows = nullptr;
 };
 
 int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_rows, void* base,
@@ -96,6 +116,7 @@ int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_r
     const int64_t pieces =
         std::max(sm90::MostMaximumTiles(shape.vocab), CeilDivide(shape.vocab, sm90::kLogitColumns));
     divider.Take(&b.partials, pieces * arrays);
+    divider.Take(&b.moments, CeilDivide(shape.vocab, sm90::kLogitColumns) * arrays);
   } else {
     divider.Take(&b.product, tile_rows * padded * static_cast<int64_t>(sizeof(float)));
     divider.Take(&b.library, CublasLt::kWorkspaceBytes);
@@ -268,10 +289,51 @@ TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int
     tile.sums_tell_entropy = true;
     tile.smoothing = Smoothing::kElementwise;
   }
+  tile.spread = path_ == Path::kHopper && SpreadsAlone(tile);
   tile.x = b.x;
   tile.scaled_x = b.scaled_x;
   b.rows.GiveTo(&tile);
   return tile;
+}
+
+bool LinearCrossEntropy::Holds(const Batch& batch) const {
+  if (path_ != Path::kHopper || batch.teacher != nullptr) return false;
+  if (batch.shard != nullptr && batch.shard->segments() > 1) return false;
+  const TileRows tile = DescribeTile(batch, 0, 0, Buffers());
+  return tile.smoothing != Smoothing::kElementwise || tile.spread;
+}
+
+bool LinearCrossEntropy::KeepsMoments(const Batch& batch) {
+  return batch.returns.entropy != nullptr && !batch.returns.compares();
+}
+
+TileRows LinearCrossEntropy::PlaceTile(const Batch& batch, int64_t first, int64_t rows, Buffers* b) const {
+  const bool gradients = batch.dx != nullptr || batch.weight_gradient != WeightGradient::kNone;
+  b->made = gradients ? b->exponentials : nullptr;
+  b->entries = b->exponentials;
+  b->sums = b->partials;
+  b->sums_stride = tile_rows_;
+  b->held_rows = batch.held_rows == nullptr ? nullptr : batch.held_rows + first;
+  if (batch.hold == nullptr) return DescribeTile(batch, first, rows, *b);
+  const HoldSpace& space = *batch.hold;
+  const int64_t row = batch.first_held + first;
+  char* const held = space.exponentials + row * space.stride * SizeOf(shape_.weight_type);
+  if (gradients) {
+    b->first_held = row;
+    b->held = b->held_rows == nullptr ? held : space.exponentials;
+    const TileRows tile = DescribeTile(batch, first, rows, *b);
+    if (b->held_rows == nullptr && !tile.spread) b->entries = held;
+    return tile;
+  }
+  // What phase two will want is made where it is held.
+  b->made = held;
+  b->sums = space.sums + row;
+  b->moments = space.moments + row;
+  b->sums_stride = space.rows;
+  b->rows.offsets = space.offsets + row;
+  b->rows.exponents = space.exponents + row;
+  b->rows.target_logits = space.target_logits + row;
+  return DescribeTile(batch, first, rows, *b);
 }
 
 // Soft targets have a step of their own.
@@ -304,18 +366,20 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
     return RunSegments(batch, stream, input_gradients);
   }
   if (batch.teacher != nullptr) return RunDistillation(batch, stream, input_gradients);
-  Buffers buffers;
-  Divide(shape_, path_, tile_rows_, workspace_, &buffers);
+  if (batch.hold != nullptr && !Holds(batch)) return {cudaErrorInvalidValue, "a batch that can be held"};
+  Buffers workspace;
+  Divide(shape_, path_, tile_rows_, workspace_, &workspace);
   const bool hopper = path_ == Path::kHopper;
   const int64_t tile_rows = RowsPerTile(batch.rows);
   for (int64_t first = 0; first < batch.rows; first += tile_rows) {
-    const TileRows tile = DescribeTile(batch, first, std::min(tile_rows, batch.rows - first), buffers);
+    Buffers buffers = workspace;
+    const TileRows tile = PlaceTile(batch, first, std::min(tile_rows, batch.rows - first), &buffers);
     LOSSD_CUDA_PASS_ON(PrepareRows(tile, batch.hidden_type, batch.hidden_states, stream));
     if (SmoothingOf(tile.options) == Smoothing::kRankOne) {
       LOSSD_CUDA_PASS_ON(MultiplyVocabularySum(tile, stream));
     }
     Report("prepare");
-    LOSSD_CUDA_PASS_ON(hopper ? HopperLosses(tile, buffers, stream)
+    LOSSD_CUDA_PASS_ON(hopper ? HopperLosses(batch, tile, buffers, stream)
                               : PortableLosses(batch, tile, buffers, stream));
     if (tile.returns.whole_row()) LOSSD_CUDA_PASS_ON(ForgetOverflowedRows(tile, stream));
     if (batch.dx != nullptr) {
@@ -355,27 +419,24 @@ Result LinearCrossEntropy::TellHopperRows(const TileRows& tile, int64_t tile_row
 // E, or only its sums where E will be something else, and what follows from the sums.
 Result LinearCrossEntropy::MultiplyHopperLogits(const TileRows& tile, Which which, const Buffers& b,
                                                 cudaStream_t stream) {
-  SumPieces sums{.exponentials = b.partials,
+  SumPieces sums{.exponentials = b.sums,
                  .tiles = static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kLogitColumns)),
-                 .stride = tile_rows_};
-  if (tile.smoothing == Smoothing::kElementwise) {
-    const sm90::EntrySums out = sm90::EntrySumsIn(b.exponentials, b.partials, tile.vocab, tile_rows_);
+                 .stride = b.sums_stride};
+  if (tile.smoothing == Smoothing::kElementwise && !tile.spread) {
+    const sm90::EntrySums out = sm90::EntrySumsIn(b.exponentials, b.sums, tile.vocab, b.sums_stride);
     sums.logits = tile.options.softcap == 0 ? nullptr : out.logits;
     sums.moments = out.moments;
     LOSSD_CUDA_PASS_ON(sm90::SumEntries(tile, which, out, stream));
   } else {
-    char* e = tile.gradient_wanted ? b.exponentials : nullptr;
-    LOSSD_CUDA_PASS_ON(sm90::MultiplyLogits(tile, which, {e, b.stride, b.partials, tile_rows_}, stream));
+    sums.moments = tile.spread ? b.moments : nullptr;
+    const sm90::Exponentials out{b.made, b.stride, b.sums, b.sums_stride, tile.spread ? b.moments : nullptr};
+    LOSSD_CUDA_PASS_ON(sm90::MultiplyLogits(tile, which, out, stream));
   }
   if (which == Which::kAll) Report("logits");
   return FinishRows(tile, which, sums, stream);
 }
 
-Result LinearCrossEntropy::HopperLosses(const TileRows& tile, const Buffers& b, cudaStream_t stream) {
-  if (tile.returns.whole_row() && !tile.sums_tell_entropy) {
-    LOSSD_CUDA_PASS_ON(TellHopperRows(tile, tile_rows_, b, stream));
-    Report("returns");
-  }
+Result LinearCrossEntropy::FindHopperSums(const TileRows& tile, const Buffers& b, cudaStream_t stream) {
   // fp16 reaches too few powers of two for an estimate of a row's maximum.
   const Maximum maximum = tile.type == DataType::kFloat16 ? Maximum::kOfAll : Maximum::kOfSample;
   const int32_t maxima = sm90::MaximumTiles(tile.vocab, Which::kAll, maximum);
@@ -389,10 +450,45 @@ Result LinearCrossEntropy::HopperLosses(const TileRows& tile, const Buffers& b, 
   LOSSD_CUDA_PASS_ON(sm90::FindMaxima(tile, Which::kRedo, Maximum::kOfAll, b.partials, tile_rows_, stream));
   LOSSD_CUDA_PASS_ON(
       ChooseExponents(tile, Which::kRedo, Maximum::kOfAll, b.partials, all_maxima, tile_rows_, stream));
-  LOSSD_CUDA_PASS_ON(MultiplyHopperLogits(tile, Which::kRedo, b, stream));
+  return MultiplyHopperLogits(tile, Which::kRedo, b, stream);
+}
+
+// The same of rows whose phase one has left it: redone rows have the sums and units that they were redone
+// with.
+Result LinearCrossEntropy::TakeHeldSums(const Batch& batch, const TileRows& tile, const Buffers& b,
+                                        cudaStream_t stream) {
+  const HoldSpace& space = *batch.hold;
+  const TakenRows taken{.space = &space,
+                        .rows = b.held_rows,
+                        .first = b.first_held,
+                        .sums = b.sums,
+                        .moments = tile.spread ? b.moments : nullptr,
+                        .stride = b.sums_stride};
+  LOSSD_CUDA_PASS_ON(TakeHeldRows(tile, taken, stream));
+  const SumPieces sums{.exponentials = b.sums,
+                       .moments = taken.moments,
+                       .tiles = static_cast<int32_t>(space.pieces),
+                       .stride = b.sums_stride};
+  LOSSD_CUDA_PASS_ON(FinishRows(tile, Which::kAll, sums, stream));
+  return FinishRows(tile, Which::kRedo, sums, stream);
+}
+
+Result LinearCrossEntropy::HopperLosses(const Batch& batch, const TileRows& tile, const Buffers& b,
+                                        cudaStream_t stream) {
+  if (tile.returns.whole_row() && !tile.sums_tell_entropy) {
+    LOSSD_CUDA_PASS_ON(TellHopperRows(tile, tile_rows_, b, stream));
+    Report("returns");
+  }
+  const bool held = batch.hold != nullptr && tile.gradient_wanted;
+  LOSSD_CUDA_PASS_ON(held ? TakeHeldSums(batch, tile, b, stream) : FindHopperSums(tile, b, stream));
   Report("rows");
-  if (tile.smoothing == Smoothing::kElementwise && tile.gradient_wanted) {
+  if (!tile.gradient_wanted) return {};
+  if (tile.smoothing == Smoothing::kElementwise && !tile.spread) {
     LOSSD_CUDA_PASS_ON(sm90::FormEntries(tile, b.exponentials, b.stride, stream));
+    Report("gradients");
+  } else if (b.entries == b.exponentials && (held || tile.spread)) {
+    const char* const from = held ? b.held : b.exponentials;
+    LOSSD_CUDA_PASS_ON(CopyEntries(tile, from, b.held_rows, b.exponentials, b.stride, stream));
     Report("gradients");
   }
   return {};
@@ -400,7 +496,7 @@ Result LinearCrossEntropy::HopperLosses(const TileRows& tile, const Buffers& b, 
 
 Result LinearCrossEntropy::HopperInputGradient(const Batch& batch, const TileRows& tile, const Buffers& b,
                                                cudaStream_t stream) {
-  return sm90::MultiplyInputGradient(tile, b.exponentials, b.stride, batch.dx_type, batch.dx, stream);
+  return sm90::MultiplyInputGradient(tile, b.entries, b.stride, batch.dx_type, batch.dx, stream);
 }
 
 LinearCrossEntropy::LogitPlaces LinearCrossEntropy::PlacesOfLogits(int32_t top_k) const {
@@ -524,7 +620,7 @@ Result LinearCrossEntropy::LoadTeacherProducts(const void* weight, float* dw, co
 Result LinearCrossEntropy::AddBiasGradients(const Batch& batch, const TileRows& tile, const Buffers& b,
                                             bool overwrite, cudaStream_t stream) {
   const int64_t stride = path_ == Path::kHopper ? b.stride : b.stride * 4 / SizeOf(tile.type);
-  LOSSD_CUDA_PASS_ON(StoreBiasGradient(tile, b.exponentials, stride, overwrite, batch.db, stream));
+  LOSSD_CUDA_PASS_ON(StoreBiasGradient(tile, b.entries, stride, overwrite, batch.db, stream));
   if (tile.bias != nullptr) Report("bias");
   return {};
 }
@@ -534,7 +630,7 @@ Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows&
   LOSSD_CUDA_PASS_ON(ScaleRows(tile, stream));
   if (path_ == Path::kHopper) {
     const sm90::Store store = overwrite ? sm90::Store::kOverwrite : sm90::Store::kAdd;
-    LOSSD_CUDA_PASS_ON(sm90::MultiplyWeightGradient(tile, b.exponentials, b.stride, store, batch.dw, stream));
+    LOSSD_CUDA_PASS_ON(sm90::MultiplyWeightGradient(tile, b.entries, b.stride, store, batch.dw, stream));
   } else {
     const int64_t rows = PortableProducts::ReductionRows(tile.rows, tile_rows_);
     const auto more = static_cast<size_t>(rows - tile.rows);

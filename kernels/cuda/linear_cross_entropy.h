@@ -15,6 +15,7 @@
 #include "kernels/cuda/memory/result.h"
 #include "kernels/cuda/portable/cublas_lt.h"
 #include "kernels/cuda/rows/batch_rows.h"
+#include "kernels/cuda/rows/held_rows.h"
 #include "kernels/cuda/rows/row_kernels.h"
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
@@ -104,6 +105,15 @@ class LinearCrossEntropy {
     const float* shares = nullptr;             // null: all count in dW
     const int32_t* by_label = nullptr;
 
+    // Phase one of rows of which there will be a phase two, and that. Only of batches that Holds says so of.
+    // Without gradients: rows are left in `hold`, the batch's first at `first_held`. With them: they were
+    // left there, by rows with the same labels, options that Holds names and weights, and with their moments
+    // (KeepsMoments) if this batch has entropy_gradients; `held_rows` says where each is, or where that is
+    // null they are one after the other from `first_held` on. Results have the same bits as without a hold.
+    const HoldSpace* hold = nullptr;
+    int64_t first_held = 0;
+    const int32_t* held_rows = nullptr;
+
     LossOptions options;
     // Soft targets. Such a batch keeps nothing of label smoothing beside dW: smoothing_gradient and
     // classes.vocabulary_sum are not used. A workspace that RowsWithin says has no room for such a teacher is
@@ -162,6 +172,12 @@ class LinearCrossEntropy {
   LogitPlaces PlacesOfLogits(int32_t top_k) const;
   Result MultiplyLogits(int64_t rows, const void* weight, cudaStream_t stream) const;
 
+  // Whether a batch's rows can be left in a hold, and taken from it. They are good for another batch of this
+  // head, its weights and labels, with the same logit_scale, softcap and bias.
+  bool Holds(const Batch& batch) const;
+  // Whether what a batch without gradients leaves in a hold has moments.
+  static bool KeepsMoments(const Batch& batch);
+
   // The rows of these parts whose labels are not ignore_index, as Run wants them. `teacher` here and below:
   // of the batch's soft targets, or null.
   BatchRows Arrange(std::span<const LabelledRows> parts, const TeacherShape* teacher = nullptr) const;
@@ -194,8 +210,13 @@ class LinearCrossEntropy {
   TileRows DescribeTile(const Batch& batch, int64_t first, int64_t rows, const Buffers& buffers) const;
   static Result TellHopperRows(const TileRows& tile, int64_t tile_rows, const Buffers& buffers,
                                cudaStream_t stream);
+  // The workspace for rows `first` on of a batch, or memory of its hold in place of some of it; and the tile
+  // that goes with it.
+  TileRows PlaceTile(const Batch& batch, int64_t first, int64_t rows, Buffers* buffers) const;
   Result MultiplyHopperLogits(const TileRows& tile, Which which, const Buffers& buffers, cudaStream_t stream);
-  Result HopperLosses(const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
+  Result FindHopperSums(const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
+  Result TakeHeldSums(const Batch& batch, const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
+  Result HopperLosses(const Batch& batch, const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
   Result HopperInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers,
                              cudaStream_t stream);
   Result PortableLosses(const Batch& batch, const TileRows& tile, const Buffers& buffers,

@@ -44,6 +44,14 @@ void AddLossOptions(CLI::App& command, CaseOptions& options) {
       ->excludes(returns)
       ->check(CLI::Range(-1e3, 1e3))
       ->capture_default_str();
+  command
+      .add_option("--zeros", options.zeros,
+                  "Share of the tokens without a gradient: losses alone are of all, the step of the others "
+                  "(GPU only)")
+      ->check(CLI::Range(0.0, 0.99))
+      ->capture_default_str();
+  command.add_flag("--held", options.held,
+                   "Have the step take the exponentials that losses alone have made (Hopper GPUs only)");
 }
 
 OptimizerArguments ArgumentsOf(const std::string& optimizer) {
@@ -185,6 +193,8 @@ std::vector<KernelCase> Cases(const CaseOptions& options) {
   common.divergence = options.divergence;
   common.returns = options.returns;
   common.entropy_gradient = options.entropy_gradient;
+  common.zeros = options.zeros;
+  common.held = options.held;
   std::vector<KernelCase> cases;
   for (const std::string& name : options.dtypes) {
     for (const DataType dtype : types.at(name)) {

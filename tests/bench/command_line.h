@@ -35,6 +35,8 @@ struct CaseOptions {
   kernels::Divergence divergence = kernels::Divergence::kForwardKl;
   bool returns = false;
   double entropy_gradient = 0;
+  double zeros = 0;
+  bool held = false;
   bool portable = false;
   bool fixed_segments = false;
 };

@@ -76,7 +76,7 @@ std::vector<unsigned char> PadRows(const std::vector<unsigned char>& rows, int64
 }
 
 BatchRows SelectRows(const Problem& problem, const CudaOptions& options, const LinearCrossEntropy& step,
-                     const cuda::TeacherShape* teacher) {
+                     const cuda::TeacherShape* teacher, bool unweighted = true) {
   const auto array = [](const std::vector<float>& values) {
     return values.empty() ? nullptr : values.data();
   };
@@ -89,7 +89,7 @@ BatchRows SelectRows(const Problem& problem, const CudaOptions& options, const L
                                .token_weights = array(problem.token_weights),
                                .lse_gradients = array(problem.lse_gradients),
                                .entropy_gradients = array(problem.entropy_gradients),
-                               .wants_unweighted = true};
+                               .wants_unweighted = unweighted};
   BatchRows rows = options.shard == nullptr ? step.Arrange({&all, 1}, teacher)
                                             : step.Arrange({&all, 1}, *options.shard, teacher);
   if (options.shares.empty()) return rows;
@@ -141,9 +141,11 @@ class Runner {
     LOSSD_CUDA_PASS_ON(FillInputs(&batch));
     LOSSD_CUDA_PASS_ON(FillBias(&batch));
     LOSSD_CUDA_PASS_ON(FillSums(&batch.classes, batch));
-    LOSSD_CUDA_PASS_ON(FillRows(SelectRows(problem_, options_, step, teacher_shape), &batch));
+    const BatchRows rows = SelectRows(problem_, options_, step, teacher_shape, !options_.skips_zeros);
+    LOSSD_CUDA_PASS_ON(FillRows(rows, &batch));
     LOSSD_CUDA_PASS_ON(FillOutputs(&batch));
     LOSSD_CUDA_PASS_ON(FillReturns(&batch.returns));
+    if (options_.held) LOSSD_CUDA_PASS_ON(Hold(step, rows, &batch));
     if (teacher.has_value()) {
       batch.teacher = &teacher_;
       batch.distillation = problem_.teacher->distillation;
@@ -169,6 +171,43 @@ class Runner {
     streams_ = {};
     return {options_.shard->communicator->Barrier(nullptr).ok() ? cudaSuccess : cudaErrorExternalDevice,
             "waiting for other ranks"};
+  }
+
+  // Phase one of all rows, and where `rows` are among them.
+  Result Hold(LinearCrossEntropy& step, const BatchRows& rows, LinearCrossEntropy::Batch* batch) {
+    constexpr int64_t kFirst = 3;
+    const cuda::HeadShape shape{vocab_, hidden_, problem_.weight_type};
+    const BatchRows all = SelectRows(problem_, options_, step, nullptr);
+    const int64_t bytes = 8 * (tokens_ + kFirst + 1) * (vocab_ + 64) + 65536;
+    LOSSD_CUDA_PASS_ON(Make("hold", bytes));
+    space_ = cuda::HoldSpace::In(shape, bytes, buffers_.back()->data());
+    LinearCrossEntropy::Batch first = *batch;
+    LOSSD_CUDA_PASS_ON(FillRows(all, &first));
+    first.dx = nullptr;
+    first.weight_gradient = WeightGradient::kNone;
+    first.returns = {};
+    if (!problem_.entropy_gradients.empty()) {
+      LOSSD_CUDA_PASS_ON(MakeFilled("held entropies", tokens_, 0.0f, &first.returns.entropy));
+    }
+    first.hold = &space_;
+    first.first_held = kFirst;
+    LOSSD_CUDA_PASS_ON(step.Run(first, nullptr, nullptr));
+    LOSSD_CUDA_TRY(cudaMemset(first.rows_redone, 0, sizeof(int32_t)));
+    std::vector<int32_t> places;
+    size_t next = 0;
+    for (const int32_t row : rows.batch_rows) {
+      while (all.batch_rows[next] != row) ++next;
+      places.push_back(static_cast<int32_t>(kFirst + static_cast<int64_t>(next)));
+    }
+    batch->hold = &space_;
+    batch->first_held = kFirst;
+    if (rows.rows != all.rows) LOSSD_CUDA_PASS_ON(MakeArray("held rows", places, &batch->held_rows));
+    if (!options_.changes_hidden_states) return {};
+    // The sign of every value of the first row.
+    std::vector<unsigned char> changed = problem_.hidden_states;
+    const auto element = static_cast<size_t>(SizeOf(problem_.hidden_type));
+    for (size_t i = element - 1; i < static_cast<size_t>(hidden_) * element; i += element) changed[i] ^= 0x80;
+    return MakeArray("other hidden states", changed, &batch->hidden_states);
   }
 
   // A buffer of this name, with what `from` holds.
@@ -397,6 +436,7 @@ class Runner {
   std::unique_ptr<CublasLt> library_;
   cuda::ShardStreams streams_;
   cuda::TeacherHead teacher_{.head = {}, .path = Path::kHopper};
+  cuda::HoldSpace space_;
   std::vector<std::unique_ptr<GuardedBuffer>> buffers_;
   size_t returned_ = 0;  // the first buffer of the returns
   const GuardedBuffer* dx_ = nullptr;

@@ -32,7 +32,11 @@ struct CudaOptions {
   // For one rank's step: the problem's weights and bias are the shard's, its labels and class weights those
   // of the whole vocabulary. What another rank answers stays 0.
   const Shard* shard = nullptr;
-  bool shared = false;  // whether copy engines move what they can
+  bool shared = false;       // whether copy engines move what they can
+  bool skips_zeros = false;  // whether rows are left out that have no factor other than 0
+  // Phase one of all rows goes before, and the step takes what it has held.
+  bool held = false;
+  bool changes_hidden_states = false;  // between the two phases
 };
 
 struct CudaOutcome {

@@ -208,6 +208,8 @@ typedef struct lossd_head_config {
   const float* class_weights;              /* [vocab_size], or NULL */
   /* From version 6 on. */
   int32_t fixed_segments; /* results have the same bits on any number of devices (lossd::HeadConfig) */
+  /* From version 8 on. */
+  int64_t held_bytes; /* for lossd_batch.hold; at least 0 */
 } lossd_head_config;
 
 LOSSD_API void lossd_optimizer_config_init(lossd_optimizer_config* config, size_t struct_size);
@@ -372,6 +374,7 @@ typedef struct lossd_batch {
   uint64_t weight_version;        /* 0: any */
   int64_t window_token;           /* -1: behind the batch before */
   const float* entropy_gradients; /* [N], or NULL */
+  uint64_t hold;                  /* of both phases of a batch (lossd::Batch); 0: none. From version 8 on */
 } lossd_batch;
 
 /* lossd::BatchOutputs and lossd::TokenReturns; what is NULL is not wanted. */

@@ -139,6 +139,7 @@ class BatchOptions(LossNumbers):
     lse_gradients: Any = None
     entropy_gradients: Any = None
     weight_version: int = 0
+    hold: int = 0
     first_token: int = 0
     window_token: int | None = None
     torch_compat: bool = False
@@ -179,6 +180,7 @@ def _batch_numbers(batch: s.Batch, options: BatchOptions) -> None:
     batch.ignore_index = integer(options.ignore_index, "ignore_index", least=-(1 << 63))
     batch.first_token = integer(options.first_token, "first_token")
     batch.weight_version = integer(options.weight_version, "weight_version", most=(1 << 64) - 1)
+    batch.hold = integer(options.hold, "hold", most=(1 << 64) - 1)
     batch.window_token = -1 if options.window_token is None else integer(options.window_token, "window_token")
     options.write_to(batch)
     batch.gradient_scale = number(options.gradient_scale, "gradient_scale")

@@ -135,6 +135,7 @@ class HeadConfig(c.Structure):
         ("optimizer", c.POINTER(OptimizerConfig)),
         ("class_weights", c.c_void_p),
         ("fixed_segments", c.c_int32),
+        ("held_bytes", c.c_int64),
     ]
 
 
@@ -212,6 +213,7 @@ class Batch(c.Structure):
         ("weight_version", c.c_uint64),
         ("window_token", c.c_int64),
         ("entropy_gradients", c.c_void_p),
+        ("hold", c.c_uint64),
     ]
 
 

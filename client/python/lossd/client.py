@@ -211,6 +211,7 @@ class Client:
         master_weights: bool = False,
         double_buffer: bool = False,
         fixed_segments: bool = False,
+        held_bytes: int = 0,
         class_weights: Any = None,
     ) -> Head:
         """Creates the head, or returns it if it is there with the same configuration.
@@ -220,11 +221,14 @@ class Client:
         AdamW, which Head.step runs at the server. master_weights: an fp32 copy of 16-bit weights there.
         double_buffer: batches of the next window are taken while a flush holds this one. fixed_segments: results have
         the same bits on any number of devices, as those of deterministic sessions do anyway; about 1 % slower on one.
+        held_bytes: memory of the device where the first phase of batches leaves its exponentials for the second, V
+        elements of dtype a token and a little more (docs/losses.md); devices that cannot hold them take none.
         class_weights: [V], each finite and at least 0.
         """
         config = library().make(s.HeadConfig)
         config.name = encoded(name, "name")
         config.vocab_size, config.hidden_size = integer(vocab_size, "vocab_size"), integer(hidden_size, "hidden_size")
+        config.held_bytes = integer(held_bytes, "held_bytes")
         config.weight_dtype = t.DTYPES[t.dtype_name(dtype, "dtype")]
         config.logit_scale, config.softcap = number(logit_scale, "logit_scale"), number(softcap, "softcap")
         for field, value in (

@@ -65,6 +65,7 @@ class HeadConfig:
     master_weights: bool = False
     double_buffer: bool = False
     fixed_segments: bool = False
+    held_bytes: int = 0
     has_class_weights: bool = False
 
 

@@ -161,6 +161,7 @@ class Session:
         lse_gradients: Any = None,
         entropy_gradients: Any = None,
         weight_version: int = 0,
+        hold: int = 0,
         first_token: int = 0,
         window_token: int | None = None,
         torch_compat: bool = False,
@@ -192,6 +193,8 @@ class Session:
             its log-sum-exp and its entropy. One whose values there are all 0, its weight among them, costs nothing if
             no returns but "z_losses" are wanted.
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
+        hold: a number of both phases of one batch, by which the head's held_bytes keep what mode="loss" has computed for
+            mode="gradients" of the same tokens (docs/losses.md); 0: nothing is kept.
         returns: of each token: "log_sum_exp", "z_losses", "log_probabilities", "entropies", "predictions",
             "target_ranks", "divergences" (with a distillation), "top_k" with top_k of 1 to 64.
         out: arrays of the caller to write to, by the names of BatchResult; dense, fp32 or int32.

@@ -11,8 +11,9 @@ namespace lossd::internal {
 
 NeededTokens::NeededTokens(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs)
     : batch_(batch),
-      // The server alone knows the class weights, whose sum is over all valid tokens.
-      may_be_idle_(!batch.token_weights.empty() && !AnyUnweighted(outputs.returns) &&
+      // The server alone knows the class weights, whose sum is over all valid tokens. What is held is told by places
+      // among the tokens of phase one.
+      may_be_idle_(!batch.token_weights.empty() && batch.hold == 0 && !AnyUnweighted(outputs.returns) &&
                    !ClassWeightsCount(head, batch)) {}
 
 bool NeededTokens::IsIdle(size_t token) const {

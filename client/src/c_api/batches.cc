@@ -97,6 +97,7 @@ absl::StatusOr<Batch> BatchOf(const lossd_batch* given) {
               .normalizer = OptionalOf(read->normalizer),
               .z_normalizer = OptionalOf(read->z_normalizer),
               .torch_compat = read->torch_compat != 0};
+  batch.hold = read->hold;
   if (read->weight_version != 0) batch.weight_version = read->weight_version;
   if (read->window_token != -1) batch.window_token = read->window_token;
   return batch;

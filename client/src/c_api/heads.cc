@@ -57,7 +57,8 @@ absl::StatusOr<HeadConfig> ConfigOf(const lossd_head_config* given) {
                     .optimizer = *optimizer,
                     .master_weights = read->master_weights != 0,
                     .double_buffer = read->double_buffer != 0,
-                    .fixed_segments = read->fixed_segments != 0};
+                    .fixed_segments = read->fixed_segments != 0,
+                    .held_bytes = read->held_bytes};
   if (read->class_weights != nullptr && read->vocab_size > 0) {  // the server refuses any other size
     config.class_weights.assign(read->class_weights, read->class_weights + read->vocab_size);
   }

@@ -41,6 +41,7 @@ Json ToJson(const HeadConfig& config) {
           {"master_weights", config.master_weights},
           {"double_buffer", config.double_buffer},
           {"fixed_segments", config.fixed_segments},
+          {"held_bytes", config.held_bytes},
           {"has_class_weights", config.has_class_weights}};
 }
 

@@ -151,6 +151,7 @@ v1::HeadConfig ToProto(const HeadConfig& config) {
   result.set_master_weights(config.master_weights);
   result.set_double_buffer(config.double_buffer);
   result.set_fixed_segments(config.fixed_segments);
+  result.set_held_bytes(config.held_bytes);
   return result;
 }
 
@@ -176,7 +177,8 @@ absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
                     .optimizer = FromProto(config.optimizer()),
                     .master_weights = config.master_weights(),
                     .double_buffer = config.double_buffer(),
-                    .fixed_segments = config.fixed_segments()};
+                    .fixed_segments = config.fixed_segments(),
+                    .held_bytes = config.held_bytes()};
 }
 
 CheckpointInfo FromProto(const v1::Checkpoint& checkpoint) {

@@ -144,6 +144,10 @@ v1::Chunk LaneRun::Header(const ChunkRange& range, DxOnWire dx, uint64_t sequenc
   chunk.set_generation(job_->generation);
   chunk.set_first_token(batch.first_token + runs.front().first);
   chunk.set_tokens(range.tokens);
+  if (batch.hold != 0) {
+    chunk.mutable_hold()->set_number(batch.hold);
+    chunk.mutable_hold()->set_first_token(first);
+  }
   if (job_->window_token) chunk.set_window_token(*job_->window_token + first);
   chunk.set_hidden_dtype(ToProto(batch.hidden_type));
   chunk.set_dx_dtype(ToProto(DxTypeOnWire(job_->outputs)));

@@ -127,6 +127,7 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"master_weights", head.config.master_weights},
           {"double_buffer", head.config.double_buffer},
           {"fixed_segments", head.config.fixed_segments},
+          {"held_bytes", head.config.held_bytes},
           {"weight_version", head.weight_version},
           {"staged_rows", head.staged_rows},
           {"generation", head.generation},

@@ -54,7 +54,13 @@ std::vector<CLI::Option*> AddHeadOptions(CLI::App& command, HeadOptions& options
       command.add_flag("--double-buffer", options.double_buffer,
                        "Take the next window's batches into a second gradient while a flush reads this one"),
       command.add_flag("--fixed-segments", options.fixed_segments,
-                       "Results have the same bits on any number of devices; about 1 % slower on one")};
+                       "Results have the same bits on any number of devices; about 1 % slower on one"),
+      command
+          .add_option("--held-bytes", options.held_bytes,
+                      "Memory of the device for what phase one of batches leaves for phase two; a token takes a little "
+                      "more than its logits in the weights' dtype")
+          ->check(CLI::NonNegativeNumber)
+          ->transform(CLI::AsSizeValue(false))};
   const std::vector<CLI::Option*> optimizer = AddOptimizerOptions(command, options);
   all.insert(all.end(), optimizer.begin(), optimizer.end());
   return all;
@@ -68,6 +74,7 @@ HeadConfig WithOptions(HeadConfig config, const HeadOptions& options) {
   config.master_weights = options.master_weights;
   config.double_buffer = options.double_buffer;
   config.fixed_segments = options.fixed_segments;
+  config.held_bytes = static_cast<int64_t>(options.held_bytes);
   for (const OptimizerKind kind : kOptimizerKinds) {
     if (options.optimizer == Name(kind)) config.optimizer.kind = kind;
   }

@@ -29,6 +29,7 @@ struct HeadOptions {
   bool master_weights = false;
   bool double_buffer = false;
   bool fixed_segments = false;
+  uint64_t held_bytes = 0;
 };
 
 // All of them, in the order of --help; `options` outlives the command.

@@ -28,10 +28,13 @@ struct ScaledExponential {
   __device__ float operator()(float z) const { return WithoutOffset(z - offset); }
 
   // The same where the offset is 0.
-  __device__ float WithoutOffset(float z) const {
+  __device__ float WithoutOffset(float z) const { return OfClamped(Clamped(z)); }
+
+  // z - offset, or the bound that it is beyond; and the exponential of that.
+  __device__ float Clamped(float above_offset) const { return fminf(fmaxf(above_offset, low), high); }
+  __device__ float OfClamped(float z) const {
     // Rounded to fp32: as if z were 1.3e-8 smaller, a fifth of its own last digit.
     constexpr float kLog2E = 1.44269502e+00f;
-    z = fminf(fmaxf(z, low), high);
     const float rounded = __fmaf_rn(z, kLog2E, shift);
     const float f = __fmaf_rn(z, kLog2E, shift - rounded);
     float e = 0;

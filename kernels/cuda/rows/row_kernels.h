@@ -77,6 +77,9 @@ struct TileRows {
   Smoothing smoothing = Smoothing::kNone;  // SmoothingOf(options), or kElementwise for another reason
   // The entropies that are wanted are made of kElementwise's sums. Otherwise FinishRows leaves them alone.
   bool sums_tell_entropy = false;
+  // kElementwise for the sake of the entropy alone: moments are summed beside E, and entries are made of E as
+  // it was rounded, without logits (held_rows.h).
+  bool spread = false;
   ClassWeightTerms classes;
   int32_t exponent_bias = 0;        // even; added to every k, for tests
   bool dependent_launches = false;  // compute capability 9.0: see dependent_launch.cuh

@@ -76,12 +76,14 @@ __device__ void AddBias(const float* bias, int64_t step, int32_t first_column, i
 enum class Transform { kNone, kScale, kCap };
 
 // E, rounded once to T, and the sums of its unrounded values over each tile's columns, without the row's
-// label, whose E is stored as zero. With kCap what is stored is E f.
-template <class T, Transform kTransform>
+// label, whose E is stored as zero. With kCap what is stored is E f. With kMoments also the sums of
+// E (z - offset), z being what E was clamped to: where that is far below the others, E is nothing.
+template <class T, Transform kTransform, bool kMoments = false>
 struct ExponentialsEpilogue {
   T* exponentials;  // [rows, stride], zero in columns from the vocabulary's end to stride; or null
   int64_t stride;   // a multiple of 8
   float* sums;      // [columns of tiles, sums_stride]
+  float* moments;   // the same; of kMoments
   int64_t sums_stride;
   const float* offsets;      // [rows]
   const int32_t* exponents;  // [rows], even
@@ -108,24 +110,35 @@ struct ExponentialsEpilogue {
         const bool special = (label >= 0 && label < Tile::kBlockN) ||
                              first_column + Tile::kBlockN > columns || offsets[place] != 0;
         const ScaledExponential exponential(offsets[place], exponents[place]);
-        const float sum = __any_sync(0xFFFFFFFF, special)
-                              ? StoreRow<Tile, true>(d[band], half, place, valid, first_column, columns,
-                                                     label, exponential, thread)
-                              : StoreRow<Tile, false>(d[band], half, place, valid, first_column, columns,
-                                                      label, exponential, thread);
-        const float total = SumOfQuad(sum);
-        if (valid && thread % 4 == 0) sums[first_column / Tile::kBlockN * sums_stride + place] = total;
+        const PieceSums piece = __any_sync(0xFFFFFFFF, special)
+                                    ? StoreRow<Tile, true>(d[band], half, place, valid, first_column, columns,
+                                                           label, exponential, thread)
+                                    : StoreRow<Tile, false>(d[band], half, place, valid, first_column,
+                                                            columns, label, exponential, thread);
+        const int64_t at = first_column / Tile::kBlockN * sums_stride + place;
+        const float total = SumOfQuad(piece.sum);
+        if (valid && thread % 4 == 0) sums[at] = total;
+        if constexpr (kMoments) {
+          const float moment = SumOfQuad(piece.moment);
+          if (valid && thread % 4 == 0) moments[at] = moment;
+        }
       }
     }
   }
 
  private:
+  struct PieceSums {
+    float sum;
+    float moment;
+  };
+
   template <class Tile, bool kSpecial>
-  __device__ float StoreRow(float (&d)[Tile::kBlockN / 2], int half, int32_t place, bool valid,
-                            int32_t first_column, int32_t columns, int32_t label,
-                            const ScaledExponential& exponential, uint32_t thread) const {
+  __device__ PieceSums StoreRow(float (&d)[Tile::kBlockN / 2], int half, int32_t place, bool valid,
+                                int32_t first_column, int32_t columns, int32_t label,
+                                const ScaledExponential& exponential, uint32_t thread) const {
     const auto lane = static_cast<int32_t>(thread % 4);
     float sums_of_four[4] = {};  // four chains of additions instead of one
+    float moments_of_two[2] = {};
 #pragma unroll
     for (int block = 0; block < Tile::kBlockN / 32; ++block) {
       uint32_t words[4];
@@ -142,12 +155,14 @@ struct ExponentialsEpilogue {
             z = capped.value;
             slopes[i] = capped.slope;
           }
+          if constexpr (kSpecial) z -= exponential.offset;
+          z = exponential.Clamped(z);
+          e[i] = exponential.OfClamped(z);
           if constexpr (kSpecial) {
             const int32_t column = 32 * block + 8 * j + 2 * lane + i;
-            e[i] = column == label || first_column + column >= columns ? 0.0f : exponential(z);
-          } else {
-            e[i] = exponential.WithoutOffset(z);
+            if (column == label || first_column + column >= columns) e[i] = 0.0f;
           }
+          if constexpr (kMoments) moments_of_two[i] = __fmaf_rn(e[i], z, moments_of_two[i]);
         }
         sums_of_four[j] += e[0] + e[1];
         if constexpr (kTransform == Transform::kCap) {
@@ -166,7 +181,8 @@ struct ExponentialsEpilogue {
         }
       }
     }
-    return (sums_of_four[0] + sums_of_four[1]) + (sums_of_four[2] + sums_of_four[3]);
+    return {(sums_of_four[0] + sums_of_four[1]) + (sums_of_four[2] + sums_of_four[3]),
+            moments_of_two[0] + moments_of_two[1]};
   }
 };
 

@@ -20,6 +20,7 @@ Result LoadLogitKernels(DataType type) {
 }
 
 Result MultiplyLogits(const TileRows& tile, Which which, const Exponentials& out, cudaStream_t stream) {
+  if (out.moments != nullptr) return MultiplyMomentLogits(tile, which, out, stream);
   const LossOptions& options = tile.options;
   if (options.logit_scale != 1.0f || options.softcap != 0 || tile.bias != nullptr) {
     return MultiplyTransformedLogits(tile, which, out, stream);

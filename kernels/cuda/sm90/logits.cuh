@@ -48,12 +48,13 @@ Result LoadLogits() {
   return Load<Epilogue, SmallLogits<T>, MediumLogits<T>>();
 }
 
-template <class T, Transform kTransform>
+template <class T, Transform kTransform, bool kMoments = false>
 Result MultiplyExponentials(const TileRows& tile, Which which, const Exponentials& out, cudaStream_t stream) {
-  const ExponentialsEpilogue<T, kTransform> epilogue{
+  const ExponentialsEpilogue<T, kTransform, kMoments> epilogue{
       .exponentials = static_cast<T*>(out.values),
       .stride = out.stride,
       .sums = out.sums,
+      .moments = out.moments,
       .sums_stride = out.sums_stride,
       .offsets = tile.offsets,
       .exponents = tile.exponents,

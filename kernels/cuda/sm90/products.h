@@ -21,16 +21,19 @@ struct Exponentials {
   int64_t stride = 0;
   float* sums = nullptr;  // [vocab / kLogitColumns, rounded up][sums_stride]
   int64_t sums_stride = 0;
+  float* moments = nullptr;  // of E (s - offset), as `sums` is; null: not wanted. Not with a softcap
 };
 // For kRedo x is tile.scaled_x, where GatherRedoRows put the rows; what it makes goes where they came from.
 Result MultiplyLogits(const TileRows& tile, Which which, const Exponentials& out, cudaStream_t stream);
 // What that is of options with a logit scale or a softcap, or with a bias.
 Result MultiplyTransformedLogits(const TileRows& tile, Which which, const Exponentials& out,
                                  cudaStream_t stream);
+// What that is where moments are wanted.
+Result MultiplyMomentLogits(const TileRows& tile, Which which, const Exponentials& out, cudaStream_t stream);
 
-// Smoothing::kElementwise has sums of E, of C s and of E (s - offset), without the label's, in the same
-// pieces and with the same bits of the first; and then, when each row's factors are known, the entries of the
-// logits' gradient [rows, stride].
+// Smoothing::kElementwise, unless TileRows::spread, has sums of E, of C s and of E (s - offset), without the
+// label's, in the same pieces and with the same bits of the first; and then, when each row's factors are
+// known, the entries of the logits' gradient [rows, stride].
 struct EntrySums {
   float* exponentials = nullptr;
   float* logits = nullptr;
@@ -77,6 +80,7 @@ Result MultiplyWeightGradient(const TileRows& tile, const void* exponentials, in
 // Loads every kernel that the functions above may launch for operands of this type.
 Result LoadLogitKernels(DataType type);
 Result LoadTransformedLogitKernels(DataType type);
+Result LoadMomentLogitKernels(DataType type);
 Result LoadEntryKernels(DataType type);
 Result LoadMaximumKernels(DataType type);
 Result LoadInputGradientKernels(DataType type);

@@ -21,6 +21,7 @@ using SessionState = AccumulationLedger::SessionState;
 
 constexpr size_t kMostLanes = 1 << 16;
 constexpr char kAncestors[] = "ancestors";           // of a head, if it has any
+constexpr char kHeldBytes[] = "held_bytes";          // the same
 constexpr char kFixedSegments[] = "fixed_segments";  // in a configuration, if it is true
 
 [[noreturn]] void Refuse(absl::string_view what) { throw std::invalid_argument(std::string(what)); }
@@ -94,6 +95,7 @@ json ToJson(const HeadConfig& config) {
   json object = FromFields(kHeadFields, config);
   // Earlier releases refuse what they do not know: they can still restore heads that go without.
   if (!config.fixed_segments) object.erase(kFixedSegments);
+  if (config.held_bytes == 0) object.erase(kHeldBytes);
   return object;
 }
 
@@ -439,6 +441,7 @@ HeadCheckpoint HeadFromJson(const json& from) {
   HeadCheckpoint head;
   json config = from.at("config");
   config.emplace(kFixedSegments, false);
+  config.emplace(kHeldBytes, 0);
   ReadFields(config, kHeadFields, &head.config);
   if (const auto ignored = config.find("deferred_bytes"); ignored != config.end()) {
     head.ignored_deferred_bytes = ToCount(*ignored);

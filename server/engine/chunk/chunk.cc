@@ -200,6 +200,10 @@ absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const C
     if (absl::Status status = ValidateTeacher(*teacher, head); !status.ok()) return status;
   }
   if (absl::Status status = ValidateGradientScale(chunk); !status.ok()) return status;
+  if (chunk.hold.first < 0) {
+    return Invalid(RejectReason::kOption, "hold.first_token",
+                   absl::StrCat("hold.first_token is ", chunk.hold.first, "; it must be at least 0"));
+  }
   if (absl::Status status = ValidateLabels(chunk, head); !status.ok()) return status;
   if (absl::Status status = ValidateFinite(chunk, OwnTensor(chunk, head)); !status.ok()) return status;
   return teacher == nullptr ? absl::OkStatus() : ValidateFinite(chunk, TeacherTensor(chunk, *teacher));

@@ -103,6 +103,14 @@ struct TensorRef {
   int64_t offset = 0;
 };
 
+// Tokens of a batch that is computed in two phases: what the first finds of them may be kept for the second.
+struct Hold {
+  uint64_t number = 0;  // that the client has given the batch; 0: none
+  int64_t first = 0;    // place of the chunk's first token among those of the batch
+
+  bool operator==(const Hold&) const = default;
+};
+
 // Owns its payload. `labels` are int64, `hidden_states` [tokens, H] elements of hidden_type, `teacher_hidden`
 // likewise of a distillation's teacher and otherwise empty, and what there is for each token besides, fp32
 // [tokens] or empty: all little-endian.
@@ -117,6 +125,7 @@ struct Chunk {
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
   ChunkOptions options;
+  Hold hold;
   std::string labels;
   std::string token_weights;
   std::string lse_gradients;

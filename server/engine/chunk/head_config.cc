@@ -153,6 +153,7 @@ std::string Describe(const HeadConfig& config) {
   if (config.master_weights) absl::StrAppend(&text, ", master_weights");
   if (config.double_buffer) absl::StrAppend(&text, ", double_buffer");
   if (config.fixed_segments) absl::StrAppend(&text, ", fixed_segments");
+  if (config.held_bytes > 0) absl::StrAppend(&text, ", held_bytes ", config.held_bytes);
   return text;
 }
 
@@ -177,6 +178,10 @@ absl::Status Validate(const HeadConfig& config) {
   if (config.master_weights && config.weight_type == kernels::DataType::kFloat32) {
     return Invalid(RejectReason::kOption, "master_weights",
                    "master_weights is true; fp32 weights are their own master");
+  }
+  if (config.held_bytes < 0) {
+    return Invalid(RejectReason::kOption, "held_bytes",
+                   absl::StrCat("held_bytes is ", config.held_bytes, "; it must be at least 0"));
   }
   if (absl::Status status = ValidateOptimizer(config); !status.ok()) return status;
   if (config.class_weights == nullptr) return absl::OkStatus();

@@ -60,6 +60,9 @@ struct HeadConfig {
   // Sums over the vocabulary (log-sum-exps of rows, dX) are made over eight fixed segments, so that results
   // have the same bits on any number of devices (kernels/shard.h).
   bool fixed_segments = false;
+  // Memory of the device in which phase one of batches leaves what phase two then need not compute again. Devices
+  // that cannot hold it take none.
+  int64_t held_bytes = 0;
 
   bool operator==(const HeadConfig& other) const;
   int64_t elements() const { return vocab_size * hidden_size; }
@@ -113,7 +116,8 @@ inline constexpr std::tuple kHeadFields(ConfigField{"name", &HeadConfig::name},
                                         ConfigField{"optimizer", &HeadConfig::optimizer},
                                         ConfigField{"master_weights", &HeadConfig::master_weights},
                                         ConfigField{"double_buffer", &HeadConfig::double_buffer},
-                                        ConfigField{"fixed_segments", &HeadConfig::fixed_segments});
+                                        ConfigField{"fixed_segments", &HeadConfig::fixed_segments},
+                                        ConfigField{"held_bytes", &HeadConfig::held_bytes});
 
 // Calls visit(field) with one after the other.
 template <typename Fields, typename Visit>

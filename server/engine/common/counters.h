@@ -115,6 +115,11 @@ struct Counters {
   Counter payload_bytes_in{0};
   Counter payload_bytes_out{0};
   Counter rows_redone{0};
+  // Of batches in two phases that ask for it: rows that phase one has left, and those that phase two was spared
+  // or had to compute again.
+  Counter rows_held{0};
+  Counter rows_taken{0};
+  Counter rows_recomputed{0};
   Counter non_finite_hidden_states{0};  // chunks rejected for them
   Counter non_finite_losses{0};         // valid tokens whose loss is not finite
   Counter non_finite_gradients{0};      // elements of dW and db, each time that somebody looked

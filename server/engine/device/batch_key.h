@@ -41,6 +41,9 @@ struct BatchKey {
   // Whether chunks have upstream gradients of the entropy: their rows' gradients are then formed in another
   // way, whatever the values are, and have other bits.
   bool entropy_gradients = false;
+  // Whether something is wanted to be held of the rows, or was: chunks of which nothing is held have their
+  // batch computed again as a whole.
+  bool holds = false;
   TeacherKind teacher = {};
   kernels::Segments segments = kernels::Segments::kOfRanks;  // kFixed only if the device has them
   Gradient* gradient = nullptr;                              // what dW is added to; null: the head's own

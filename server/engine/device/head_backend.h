@@ -29,6 +29,7 @@
 #include "server/engine/device/batch_key.h"
 #include "server/engine/device/device_report.h"
 #include "server/engine/device/head_shard.h"
+#include "server/engine/device/hold_table.h"
 #include "server/engine/device/replica_communicators.h"
 #include "server/engine/device/replica_connection.h"
 #include "server/engine/device/weight_buffers.h"
@@ -73,6 +74,7 @@ struct ChunkRows {
   const float* token_weights = nullptr;        // [tokens]; null: 1
   const float* lse_gradients = nullptr;        // [tokens]; null: 0
   const float* entropy_gradients = nullptr;    // [tokens]; null: 0. Only of a kind that has them
+  HoldName hold = {};                          // of a kind that holds
   Accumulate accumulate = Accumulate::kYes;    // whether the rows count in dW; kNo if loss only
 
   float* losses = nullptr;           // [tokens]; null if dW only
@@ -85,6 +87,10 @@ struct ChunkRows {
 
 struct BatchReport {
   int64_t rows_redone = 0;
+  // Of batches that hold: rows that phase one has left, or phase two was spared, or had to compute again.
+  int64_t rows_held = 0;
+  int64_t rows_taken = 0;
+  int64_t rows_recomputed = 0;
 };
 
 // What a gradient times a factor adds up to in each fixed segment of the vocabulary (kernels/shard.h). A

@@ -157,6 +157,7 @@ absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request
   head.master_weights = config.master_weights();
   head.double_buffer = config.double_buffer();
   head.fixed_segments = config.fixed_segments();
+  head.held_bytes = config.held_bytes();
   const std::string& class_weights = request.class_weights();
   if (class_weights.empty()) return head;
   if (class_weights.size() % sizeof(float) != 0) {
@@ -263,6 +264,7 @@ void ToProto(const engine::HeadConfig& config, v1::HeadConfig* proto) {
   proto->set_master_weights(config.master_weights);
   proto->set_double_buffer(config.double_buffer);
   proto->set_fixed_segments(config.fixed_segments);
+  proto->set_held_bytes(config.held_bytes);
 }
 
 void ToProto(const engine::HeadConfig& config, v1::CreateHeadRequest* request) {

@@ -232,6 +232,7 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
     chunk.lse_gradients = std::move(*inputs.mutable_lse_gradients());
     chunk.entropy_gradients = std::move(*inputs.mutable_entropy_gradients());
   }
+  if (proto.has_hold()) chunk.hold = {.number = proto.hold().number(), .first = proto.hold().first_token()};
   chunk.window_token = If(proto.has_window_token(), int64_t{proto.window_token()});
   TakePayloads(request, &chunk);
 

@@ -68,6 +68,12 @@ KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
     result.error = "gradients of the entropy are timed on a GPU only, and without soft targets";
     return result;
   }
+  const bool two_phases = kernel_case.held || kernel_case.zeros > 0;
+  if (two_phases && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0)) {
+    KernelResult result;
+    result.error = "--held and --zeros are timed on a GPU only, and without soft targets";
+    return result;
+  }
   const bool fixed = kernel_case.segments == kernels::Segments::kFixed;
   if (fixed && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0)) {
     KernelResult result;
@@ -89,6 +95,8 @@ std::string ProblemOverDevices(const CaseOptions& cases) {
   const char* option = cases.teacher_hidden > 0      ? "--teacher_hidden"
                        : cases.returns               ? "--returns"
                        : cases.entropy_gradient != 0 ? "--entropy_gradient"
+                       : cases.held                  ? "--held"
+                       : cases.zeros > 0             ? "--zeros"
                        : cases.portable              ? "--portable"
                                                      : nullptr;
   if (cases.fixed_segments && CudaIndex(cases.device) < 0) return "--fixed_segments is timed on GPUs only";

@@ -190,6 +190,10 @@ Result CudaStep::FillInputs() {
     y = label(generator);
     if (share(generator) < case_.ignored) y = kIgnoreIndex;
   }
+  forward_labels_ = token_labels_;
+  for (int64_t& y : token_labels_) {
+    if (case_.zeros > 0 && share(generator) < case_.zeros) y = kIgnoreIndex;
+  }
   // The mean's; but fp16 has no room for it, as trainers know who scale their losses.
   gradient_scale_ = case_.dtype == DataType::kFloat16 ? 1.0f : 1.0f / static_cast<float>(case_.tokens);
   return {};
@@ -279,7 +283,31 @@ Result CudaStep::Prepare(std::string* error) {
   LOSSD_CUDA_PASS_ON(Copy(rows_.batch_rows, &batch_rows_));
   LOSSD_CUDA_PASS_ON(Copy(rows_.labels, &labels_));
   LOSSD_CUDA_PASS_ON(Copy(rows_.by_label, &by_label_));
-  return Copy(rows_.gradient_scales.data(), rows_.rows * 4, &scales_);
+  LOSSD_CUDA_PASS_ON(Copy(rows_.gradient_scales.data(), rows_.rows * 4, &scales_));
+  return case_.zeros > 0 || case_.held ? PrepareForward() : Result();
+}
+
+Result CudaStep::PrepareForward() {
+  const kernels::cuda::LabelledRows all{forward_labels_.data(), case_.tokens, kIgnoreIndex, gradient_scale_};
+  forward_rows_ = step_->Arrange({&all, 1});
+  const kernels::cuda::BatchRows& rows = forward_rows_;
+  LOSSD_CUDA_PASS_ON(Copy(rows.batch_rows, &forward_batch_rows_));
+  LOSSD_CUDA_PASS_ON(Copy(rows.labels, &forward_labels_memory_));
+  LOSSD_CUDA_PASS_ON(Copy(rows.by_label, &forward_by_label_));
+  LOSSD_CUDA_PASS_ON(Copy(rows.gradient_scales.data(), rows.rows * 4, &forward_scales_));
+  if (!case_.held) return {};
+  std::vector<int32_t> places;
+  size_t next = 0;
+  for (const int32_t row : rows_.batch_rows) {
+    while (rows.batch_rows[next] != row) ++next;
+    places.push_back(static_cast<int32_t>(next));
+  }
+  LOSSD_CUDA_PASS_ON(Copy(places, &held_rows_));
+  int64_t bytes = rows.rows * case_.vocab * SizeOf(case_.dtype);
+  while (kernels::cuda::HoldSpace::In(shape_, bytes, nullptr).rows < rows.rows) bytes += bytes / 64;
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(bytes, &hold_memory_));
+  hold_ = kernels::cuda::HoldSpace::In(shape_, bytes, hold_memory_.data());
+  return RunForward();
 }
 
 LinearCrossEntropy::Batch CudaStep::Batch() const {
@@ -318,6 +346,20 @@ LinearCrossEntropy::Batch CudaStep::GradientBatch(WeightGradient weight_gradient
     batch.returns.entropy = nullptr;
     batch.entropy_gradients = static_cast<const float*>(entropy_gradients_.data());
   }
+  if (case_.held) batch.hold = &hold_;
+  if (case_.held && case_.zeros > 0) batch.held_rows = static_cast<const int32_t*>(held_rows_.data());
+  return batch;
+}
+
+LinearCrossEntropy::Batch CudaStep::ForwardBatch() const {
+  LinearCrossEntropy::Batch batch = Batch();
+  if (forward_rows_.rows == 0) return batch;
+  batch.rows = forward_rows_.rows;
+  batch.batch_rows = static_cast<const int32_t*>(forward_batch_rows_.data());
+  batch.labels = static_cast<const int32_t*>(forward_labels_memory_.data());
+  batch.gradient_scales = static_cast<const float*>(forward_scales_.data());
+  batch.by_label = static_cast<const int32_t*>(forward_by_label_.data());
+  if (case_.held) batch.hold = &hold_;
   return batch;
 }
 
@@ -325,7 +367,7 @@ Result CudaStep::Run(WeightGradient weight_gradient) {
   return step_->Run(GradientBatch(weight_gradient), nullptr, nullptr);
 }
 
-Result CudaStep::RunForward() { return step_->Run(Batch(), nullptr, nullptr); }
+Result CudaStep::RunForward() { return step_->Run(ForwardBatch(), nullptr, nullptr); }
 
 Result CudaStep::RunStages(LinearCrossEntropy::Stage between, void* context) {
   return step_->Run(GradientBatch(WeightGradient::kAccumulate), nullptr, nullptr, between, context);

@@ -79,6 +79,9 @@ class CudaStep {
   const float* entropies() const { return returns_.entropy; }
 
  private:
+  // Those of losses alone, where they are others.
+  kernels::cuda::Result PrepareForward();
+  kernels::cuda::LinearCrossEntropy::Batch ForwardBatch() const;
   kernels::cuda::LinearCrossEntropy::Batch GradientBatch(kernels::WeightGradient weight_gradient) const;
   kernels::cuda::Result SpreadLogSumExps();
   kernels::cuda::Result CreateReturns();
@@ -96,12 +99,16 @@ class CudaStep {
   std::unique_ptr<kernels::cuda::CublasLt> library_;
   std::unique_ptr<kernels::cuda::LinearCrossEntropy> step_;
   std::vector<int64_t> token_labels_;
+  std::vector<int64_t> forward_labels_;
   kernels::cuda::BatchRows rows_;
+  kernels::cuda::BatchRows forward_rows_;
+  kernels::cuda::HoldSpace hold_;
   int64_t tile_rows_ = 0;
   size_t free_before_ = 0;
   kernels::cuda::DeviceBuffer weight_, x_, dx_, dw_, losses_, log_sum_exps_, largest_, redone_, workspace_,
       batch_rows_, labels_, by_label_, scales_, vocabulary_sum_, smoothing_gradient_, returns_memory_,
-      teacher_weight_, teacher_x_, teacher_largest_, divergences_, entropy_gradients_;
+      teacher_weight_, teacher_x_, teacher_largest_, divergences_, entropy_gradients_, hold_memory_,
+      held_rows_, forward_batch_rows_, forward_labels_memory_, forward_by_label_, forward_scales_;
   kernels::cuda::TeacherHead teacher_;  // of case_.teacher_hidden
   kernels::RowReturns returns_;
 };

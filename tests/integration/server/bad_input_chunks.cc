@@ -139,6 +139,11 @@ std::vector<Case> ContentCases() {
               [](v1::Chunk& chunk) {
                 chunk.mutable_token_inputs()->set_entropy_gradients(std::string(64, '\xff'));
               }),
+      Content("negative_place_in_a_hold", RejectReason::kOption, "hold.first_token", {"is -1", "at least 0"},
+              [](v1::Chunk& chunk) {
+                chunk.mutable_hold()->set_number(1);
+                chunk.mutable_hold()->set_first_token(-1);
+              }),
       Content("divergences_without_a_teacher", RejectReason::kOption, "options.returns.divergences",
               {"is true", "options.distillation is not set"},
               [](v1::Chunk& chunk) { chunk.mutable_options()->mutable_returns()->set_divergences(true); }),

@@ -25,6 +25,10 @@ TEST(ConvertHeadTest, AConfigurationComesBackAsItWas) {
     EXPECT_EQ(Converted(with), with) << engine::Describe(with);
     EXPECT_NE(Converted(with), config) << engine::Describe(with);
   }
+  engine::HeadConfig holds = config;
+  holds.held_bytes = int64_t{5} << 30;
+  EXPECT_EQ(Converted(holds), holds) << engine::Describe(holds);
+  EXPECT_NE(Converted(holds), config);
 }
 
 }  // namespace

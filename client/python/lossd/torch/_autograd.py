@@ -42,7 +42,7 @@ class RemoteLoss(torch.autograd.Function):
         declared = None if torch._C._current_graph_task_id() >= 0 else call.declared
         wanted = dx_dtype(hidden) if ctx.needs_input_grad[0] else None
         windows = window_of(call.head).windows_gone
-        values = call.forward(hidden, labels, weights, declared, wanted)
+        values = call.forward(hidden, labels, weights, declared, wanted, again=True)
         ctx.set_materialize_grads(False)
         # The same tensors in every mode, as checkpoints compare them. dX is none of them: it cannot be recomputed.
         ctx.save_for_backward(hidden, labels, weights, values.log_sum_exp)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,10 @@ from lossd.torch._dtypes import dtype_of
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import Tokens, Values, class_weights_count, forward_pass
 from lossd.torch._tokens import class_weight_sum
+
+
+# Of batches between their two passes. Another process may go on with this one's session: it finds nothing of them.
+_holds = itertools.count(1 + secrets.randbits(48))
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,13 @@ class LossCall:
         weights: Tensor | None,
         declared: float | None,
         dx_dtype: torch.dtype | None,
+        again: bool = False,
     ) -> Values:
+        """`again`: whether the same tokens probably come back for their gradients."""
         tokens = self.tokens(hidden, labels, weights)
+        hold = next(_holds) if again and declared is None and self.head.head.config.held_bytes > 0 else 0
         return forward_pass(
-            self.head, tokens, self.options, self.class_weight_sum, self.returns, declared, dx_dtype, self.top_k
+            self.head, tokens, self.options, self.class_weight_sum, self.returns, declared, dx_dtype, self.top_k, hold
         )
 
     def outputs(self, values: Values, device: torch.device) -> tuple[Tensor | None, ...]:

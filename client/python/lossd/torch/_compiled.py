@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
 # What of Values is a number, in the tensor that goes from forward to backward.
-_VALUES = ("loss_sum", "z_loss_sum", "valid_tokens", "count", "z_count", "weight_version")
+_VALUES = ("loss_sum", "z_loss_sum", "valid_tokens", "count", "z_count", "weight_version", "hold")
 _DECLARED = len(_VALUES)  # behind them: the upstream gradient that dW and dX are of; NaN if there are none
 _WINDOWS = _DECLARED + 1  # and how many windows of the head had gone before
 
@@ -165,7 +165,8 @@ def _forward(
     call = description.call(hidden, labels)
     declared = call.declared if (wants_dx or proxy is not None) and _may_declare() else None
     windows = window_of(call.head).windows_gone
-    values = call.forward(hidden, labels, token_weights, declared, dx_dtype(hidden) if wants_dx else None)
+    again = wants_dx or proxy is not None
+    values = call.forward(hidden, labels, token_weights, declared, dx_dtype(hidden) if wants_dx else None, again)
     loss, _, z_loss, *_ = call.outputs(values, hidden.device)
     assert loss is not None
     numbers = [float(getattr(values, name)) for name in _VALUES]
@@ -225,7 +226,7 @@ def _backward(
     """dX, and the gradient of the head's parameter."""
     call = Description(*rest).call(hidden, labels)
     found = dict(zip(_VALUES, numbers.tolist(), strict=False))
-    found |= {name: int(found[name]) for name in ("valid_tokens", "weight_version")}
+    found |= {name: int(found[name]) for name in ("valid_tokens", "weight_version", "hold")}
     declared = float(numbers[_DECLARED])
     # Used up: the next backward of this graph, if it was retained, is another gradient. Autograd need not know.
     numbers.numpy()[_DECLARED] = math.nan

@@ -36,6 +36,7 @@ class Values:
     count: float  # what the cross-entropy of a mean is divided by
     z_count: float
     weight_version: int
+    hold: int = 0  # the number by which the server may have kept what a second pass can use; 0: none
     losses: Tensor | None = None
     log_sum_exp: Tensor | None = None
     z_losses: Tensor | None = None
@@ -103,10 +104,11 @@ def forward_pass(
     declared: float | None,
     dx_dtype: torch.dtype | None,
     top_k: int = 0,
+    hold: int = 0,
 ) -> Values:
     """Values, of each token too what `returns` names; if `declared` is a number also dW of that times the loss, added
     at the server, and dX as `dx_dtype` unless that is None. `class_weight_sum`: of the labels, if the caller knows the
-    head's class weights."""
+    head's class weights. `hold`: as Values has it."""
     counted = class_weights_count(head, options)
     if counted and options.lse_square_scale > 0 and options.normalizer is not None and options.z_normalizer is None:
         raise ValueError(
@@ -130,6 +132,7 @@ def forward_pass(
         distillation=tokens.distillation,
         returns=returns - {"losses", *TOP},
         top_k=top_k,
+        hold=hold,
         **arguments,
     )
     if class_weight_sum is not None and not math.isclose(result.class_weight_sum, class_weight_sum, rel_tol=1e-4):
@@ -145,6 +148,7 @@ def forward_pass(
         count=count,
         z_count=z_count,
         weight_version=result.weight_version,
+        hold=hold,
         losses=result.losses if by_token else None,
         log_sum_exp=result.log_sum_exp if "log_sum_exp" in returns else None,
         z_losses=result.z_losses if "z_losses" in returns else None,
@@ -216,6 +220,7 @@ def gradient_pass(
         token_weights=weights,
         distillation=tokens.distillation,
         weight_version=values.weight_version,
+        hold=values.hold,
         **arguments,
     )
     return result.dx if dx_dtype is not None else None

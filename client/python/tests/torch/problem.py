@@ -27,6 +27,7 @@ class HeadSpec:
     class_weights: bool = False
     frozen: bool = False
     deterministic: bool = False
+    held_bytes: int = 0
 
 
 class TestHead:
@@ -55,6 +56,7 @@ class TestHead:
             softcap=spec.softcap,
             logit_scale=spec.logit_scale,
             frozen=spec.frozen,
+            held_bytes=spec.held_bytes,
             class_weights=None if weights is None else weights.numpy(),
             session_options={"deterministic": spec.deterministic},
         )

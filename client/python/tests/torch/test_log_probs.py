@@ -104,6 +104,31 @@ def test_log_probabilities_alone_send_no_gradients_of_entropies(heads: Any, monk
     assert sent[2:] == [None, None], "of zeros neither"
 
 
+def test_both_passes_name_what_the_first_has_left(heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a head that can keep it, under another number in each batch; results are those of any head."""
+    import lossd
+
+    sent: list[Any] = []
+    compute = lossd.Session.compute
+
+    def recorded(self: lossd.Session, *arguments: Any, **options: Any) -> Any:
+        sent.append(options["hold"])
+        return compute(self, *arguments, **options)
+
+    monkeypatch.setattr(lossd.Session, "compute", recorded)
+    head = heads(held_bytes=1 << 20)
+    assert head.remote.head.config.held_bytes == 1 << 20
+    for _ in range(2):
+        check(head, hidden_states(9), labels(9, masked=0.2), policy)
+    first, again, second, also = sent
+    assert first == again != 0 and second == also != 0 and first != second
+    with torch.no_grad():
+        token_log_probs(hidden_states(9), labels(9), head.remote)
+    assert sent[4:] == [0], "no second pass comes of it"
+    check(heads(), hidden_states(9), labels(9), policy)
+    assert sent[5:] == [0, 0], "the head has no room"
+
+
 def test_gradcheck(heads: Any) -> None:
     """Autograd's own check of the function: all gradients of all outputs, one by one, against differences."""
     head, target = heads(), labels(3)

@@ -116,12 +116,12 @@ absl::Status CudaBackend::PrepareTeacher(const HeadBackend& backend) {
 void CudaBackend::StartBatch(const BatchKey& kind, std::span<const ChunkRows> chunks,
                              BatchCallbacks callbacks) {
   CudaPipeline& pipeline = device_->pipeline;
-  const CudaSlot& slot = pipeline.Begin(kind, chunks, config_.hidden_size, std::move(callbacks));
+  CudaSlot& slot = pipeline.Begin(kind, chunks, config_.hidden_size, std::move(callbacks));
   if (!pipeline.failure().ok()) return;
   if (const Result result = Enqueue(kind, slot); !result.ok()) pipeline.Fail(result);
 }
 
-Result CudaBackend::Enqueue(const BatchKey& kind, const CudaSlot& slot) {
+Result CudaBackend::Enqueue(const BatchKey& kind, CudaSlot& slot) {
   CudaPipeline& pipeline = device_->pipeline;
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
   TeacherHead teacher;
@@ -135,6 +135,12 @@ Result CudaBackend::Enqueue(const BatchKey& kind, const CudaSlot& slot) {
   const kernels::Shard* const segments = InSegments(kind) ? &shard : nullptr;
   const BatchRows rows =
       FillPinned(slot, segments, kind.teacher.backend == nullptr ? nullptr : &teacher_shape);
+  std::vector<int32_t> held;
+  if (slot.extras.held_rows) {
+    held = FindRows(kind, slot, rows);
+    std::memcpy(static_cast<char*>(slot.pinned_in.data()) + slot.layout.held_rows, held.data(),
+                held.size() * sizeof(int32_t));
+  }
   int64_t tokens = 0;
   for (const ChunkRows& chunk : slot.chunks) tokens += chunk.tokens;
   // Rows that are ignored get zeros.
@@ -146,6 +152,15 @@ Result CudaBackend::Enqueue(const BatchKey& kind, const CudaSlot& slot) {
   if (kind.teacher.backend != nullptr) {
     batch.teacher = &teacher;
     batch.distillation = kind.teacher.distillation;
+  }
+  if (kind.holds) {
+    const bool keeps = kind.mode == ComputeMode::kLossOnly;
+    keeps ? KeepRows(kind, slot, &batch) : TakeRows(slot, held, &batch);
+    if (batch.hold == nullptr) {
+      slot.report.rows_recomputed = keeps ? 0 : rows.rows;
+    } else {
+      (keeps ? slot.report.rows_held : slot.report.rows_taken) = rows.rows;
+    }
   }
   {
     const MutexLock lock(device_->workspace_turn);

@@ -113,7 +113,7 @@ class CudaBackend : public HeadBackend {
   MemoryPlan MemoryReport() const override;
   // What a head takes, as MemoryReport says it: what is made of its class weights and of its bias is among
   // weights and gradient.
-  static MemoryPlan PlanMemory(const HeadConfig& config, const HeadShard& shard);
+  static MemoryPlan PlanMemory(const HeadConfig& config, const HeadShard& shard, kernels::cuda::Path path);
 
  private:
   // For which C there is what label smoothing needs: the same for all entries, or the head's class weights.
@@ -136,6 +136,9 @@ class CudaBackend : public HeadBackend {
   int64_t BytesForTeacher(const kernels::cuda::TeacherShape& teacher) const;
   // C of this head's rows; null: 1.
   const float* ClassWeightRows() const;
+  // Whether batches in two phases hold what they can.
+  static bool CanHold(const HeadConfig& config, const HeadShard& shard, kernels::cuda::Path path);
+  kernels::cuda::Result AllocateHold();
   kernels::cuda::Result AllocateBias();
   kernels::cuda::Result AllocateSmoothing();
   kernels::cuda::Result AllocateOptimizer();
@@ -174,6 +177,8 @@ class CudaBackend : public HeadBackend {
   // Everything that is made of weights and of the bias, once they have changed.
   kernels::cuda::Result DeriveFromWeights();
   kernels::cuda::Result DeriveFromBias();
+  // What was made of weights or bias that are no more, by batches.
+  void ForgetWeights();
   // Makes what label smoothing takes of the weights, if batches of this kind do and it is of older ones.
   kernels::cuda::Result RefreshSums(const BatchKey& kind, const kernels::Shard& shard);
   kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
@@ -238,7 +243,15 @@ class CudaBackend : public HeadBackend {
   // A sum in this buffer of rows of so many entries.
   SlicePipeline::Sums SumsIn(const kernels::cuda::DeviceBuffer& buffer, int64_t columns) const;
 
-  kernels::cuda::Result Enqueue(const BatchKey& kind, const CudaSlot& slot);
+  kernels::cuda::Result Enqueue(const BatchKey& kind, CudaSlot& slot);
+  // Phase one of a batch leaves its rows, if there is room.
+  void KeepRows(const BatchKey& kind, const CudaSlot& slot, kernels::cuda::LinearCrossEntropy::Batch* batch);
+  // Where phase two finds each of its rows; nothing if it does not find all of them.
+  std::vector<int32_t> FindRows(const BatchKey& kind, const CudaSlot& slot,
+                                const kernels::cuda::BatchRows& rows) const;
+  // Those rows are the batch's, and held no longer. They are on the device if they are not one after the other.
+  void TakeRows(const CudaSlot& slot, const std::vector<int32_t>& held,
+                kernels::cuda::LinearCrossEntropy::Batch* batch);
   // Some of the rows, up to their way back.
   kernels::cuda::Result EnqueueLogits(const LogitRows& wanted, int64_t first, int64_t rows) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(device_->workspace_turn);
@@ -271,6 +284,9 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::DeviceBuffer bias_;    // empty without one, as is what is made of it
   kernels::cuda::DeviceBuffer bias_largest_;
   CudaGradient own_;
+  kernels::cuda::DeviceBuffer hold_memory_;
+  kernels::cuda::HoldSpace hold_space_;
+  std::optional<HoldTable> holds_;  // of that; none: nothing is held
   // fp32 [stepped rows, padded H], those that the optimizer has.
   std::array<kernels::cuda::DeviceBuffer, 2> moments_;
   std::array<kernels::cuda::DeviceBuffer, 2> bias_moments_;

@@ -74,6 +74,7 @@ Result CudaBackend::Allocate() {
   LOSSD_CUDA_PASS_ON(AllocateOptimizer());
   LOSSD_CUDA_PASS_ON(AllocateSlices());
   LOSSD_CUDA_PASS_ON(AllocateSmoothing());
+  LOSSD_CUDA_PASS_ON(AllocateHold());
   // The device's own streams do not wait for the one that this went to.
   LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
   cudaStream_t stream = device_->pipeline.computing();
@@ -141,7 +142,7 @@ Result CudaBackend::AllocateSmoothing() {
   return {};
 }
 
-MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config, const HeadShard& shard) {
+MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config, const HeadShard& shard, Path path) {
   const int64_t padded = PaddedHidden(config.hidden_size);
   const int64_t stepped_rows = shard.stepped().count();
   const int64_t stepped = stepped_rows * padded * kFloat;
@@ -165,6 +166,7 @@ MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config, const HeadShard& sh
     const int64_t scratch = SlicePipeline::ScratchBytes(shard.slices(), shard.replica, padded);
     plan.push_back({"replica_sums", (frozen ? 0 : stepped + stepped_bias) + scratch, kDevice});
   }
+  if (CanHold(config, shard, path)) plan.push_back({"held", config.held_bytes, kDevice});
   return plan;
 }
 
@@ -180,6 +182,7 @@ MemoryPlan CudaBackend::MemoryReport() const {
   if (over_replicas()) {
     plan.push_back({"replica_sums", sum_.bytes() + slices_.scratch().bytes(), kDevice});
   }
+  if (hold_memory_.bytes() > 0) plan.push_back({"held", hold_memory_.bytes(), kDevice});
   return plan;
 }
 

@@ -87,8 +87,13 @@ Result CudaBackend::DeriveFromWeights() {
   return DeriveFromBias();
 }
 
-Result CudaBackend::DeriveFromBias() {
+void CudaBackend::ForgetWeights() {
   sums_of_.fill(std::nullopt);
+  if (holds_.has_value()) holds_->Clear();
+}
+
+Result CudaBackend::DeriveFromBias() {
+  ForgetWeights();
   if (!config_.bias) return {};
   return kernels::cuda::LargestMagnitude(DataType::kFloat32, bias_.data(), config_.vocab_size,
                                          Floats(bias_largest_), device_->pipeline.computing());

@@ -151,7 +151,7 @@ Result CudaBackend::Step(const GradientParts& gradient, const OptimizerCoefficie
   cudaStream_t stream = device_->pipeline.computing();
   void* scratch = device_->tallies.data();
   GradientTally* tallies = TalliesIn(device_->tallies);
-  sums_of_.fill(std::nullopt);
+  ForgetWeights();
   const auto& [rows, dw, db] = gradient;
   const int64_t place = stepped_.PlaceOf(rows.first);
   const int64_t kept = place * padded_hidden_;

@@ -202,7 +202,7 @@ class CudaDevice : public Device {
     size_t free = 0;
     size_t total = 0;
     (void)cudaMemGetInfo(&free, &total);
-    const MemoryPlan plan = CudaBackend::PlanMemory(config, shard);
+    const MemoryPlan plan = CudaBackend::PlanMemory(config, shard, PathOf(config).value_or(path_));
     const auto item = [](std::string* out, const MemoryItem& one) {
       absl::StrAppend(out, one.purpose, " ", one.bytes);
     };
@@ -306,7 +306,7 @@ absl::StatusOr<MemoryPlan> CudaDevice::PlanShard(const HeadConfig& config, const
                                   " cannot be spread over several GPUs; bf16 and fp16 can"));
   }
   if (absl::Status room = CheckRoomForRow(config, shard, *path); !room.ok()) return room;
-  return CudaBackend::PlanMemory(config, shard);
+  return CudaBackend::PlanMemory(config, shard, *path);
 }
 
 absl::Status CudaDevice::CheckRoomForRow(const HeadConfig& config, const HeadShard& shard, Path path) const {

@@ -100,6 +100,7 @@ SlotExtras SlotExtras::Of(const BatchKey& kind, std::span<const ChunkRows> chunk
   SlotExtras extras;
   extras.returns = kind.returns;
   extras.entropy_gradients = kind.entropy_gradients;
+  extras.held_rows = kind.holds && kind.mode != ComputeMode::kLossOnly;
   for (const ChunkRows& chunk : chunks) {
     extras.z_gradient_scales = extras.z_gradient_scales || chunk.z_gradient_scale.has_value();
     extras.token_weights = extras.token_weights || chunk.token_weights != nullptr;
@@ -113,6 +114,7 @@ SlotExtras SlotExtras::Most() {
           .token_weights = true,
           .lse_gradients = true,
           .entropy_gradients = true,
+          .held_rows = true,
           .returns = {.log_sum_exp = true,
                       .z_loss = true,
                       .log_probability = true,
@@ -141,6 +143,7 @@ SlotLayout SlotLayout::Of(int64_t tokens, int64_t hidden_bytes, int64_t teacher_
   take(&layout.token_weights, extras.token_weights ? 1 : 0);
   take(&layout.lse_gradients, extras.lse_gradients ? 1 : 0);
   take(&layout.entropy_gradients, extras.entropy_gradients ? 1 : 0);
+  take(&layout.held_rows, extras.held_rows ? 1 : 0);
   layout.in_bytes = end;
 
   end = 0;
@@ -237,6 +240,7 @@ CudaSlot& CudaPipeline::Begin(const BatchKey& kind, std::span<const ChunkRows> c
   slot.adds = std::any_of(chunks.begin(), chunks.end(), [](const ChunkRows& chunk) {
     return chunk.accumulate == ChunkRows::Accumulate::kYes;
   });
+  slot.report = {};
   slot.holder = kind.holder;
   slot.is_held = communicator_ == nullptr || communicator_->rank() == kind.holder;
   slot.answered = false;
@@ -360,7 +364,7 @@ void CudaPipeline::Poll() {
     bool done = false;
     if (failure_.ok()) failure_ = Look(slot, &done);
     if (failure_.ok() && !done) return;  // those behind it are done later
-    BatchReport report;
+    BatchReport report = slot.report;
     if (failure_.ok()) {
       int32_t redone = 0;
       std::memcpy(&redone, static_cast<const char*>(slot.pinned_out.data()) + slot.layout.rows_redone,

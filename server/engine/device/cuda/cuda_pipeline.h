@@ -32,6 +32,7 @@ struct SlotExtras {
   bool token_weights = false;
   bool lse_gradients = false;
   bool entropy_gradients = false;
+  bool held_rows = false;
   WantedReturns returns;
 
   static SlotExtras Of(const BatchKey& kind, std::span<const ChunkRows> chunks);
@@ -55,6 +56,7 @@ struct SlotLayout {
   int64_t token_weights = 0;
   int64_t lse_gradients = 0;
   int64_t entropy_gradients = 0;
+  int64_t held_rows = 0;
   int64_t in_bytes = 0;
   // Out, on the way back.
   int64_t losses = 0;
@@ -97,6 +99,7 @@ struct CudaSlot {
   std::vector<ChunkRows> chunks;
   BatchCallbacks callbacks;
   bool adds = false;  // to dW
+  BatchReport report;
   // Over ranks: hidden states come from this one, and results leave from there.
   int32_t holder = 0;
   bool is_held = true;  // here

@@ -114,6 +114,7 @@ ChunkRows BatchRunner::Describe(StartedChunk& started) const {
   rows.accumulate = started.item->weight_gradient == ChunkItem::WeightGradient::kWithBatch
                         ? ChunkRows::Accumulate::kYes
                         : ChunkRows::Accumulate::kNo;
+  if (started.item->batch_key.holds) rows.hold = {started.item->session_id, chunk.hold};
   if (started.item->is_piece()) return rows;
   answer.losses.resize(static_cast<size_t>(chunk.tokens) * sizeof(float));
   rows.losses = reinterpret_cast<float*>(answer.losses.data());
@@ -199,6 +200,9 @@ void BatchRunner::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& repo
   if (batch.teacher != nullptr) batch.teacher->End();
   if (report.ok()) {
     parts_.counters->rows_redone += static_cast<uint64_t>(report->rows_redone);
+    parts_.counters->rows_held += static_cast<uint64_t>(report->rows_held);
+    parts_.counters->rows_taken += static_cast<uint64_t>(report->rows_taken);
+    parts_.counters->rows_recomputed += static_cast<uint64_t>(report->rows_recomputed);
     if (batch.valid_tokens > 0) {
       parts_.head_counters->loss = batch.loss_sum / static_cast<double>(batch.valid_tokens);
     }

@@ -69,15 +69,19 @@ TEST(CheckpointManifestTest, ALaneThatOnlyLookedIsKnownAsOne) {
 }
 
 // Earlier releases neither say it nor read what they do not know.
-TEST(CheckpointManifestTest, FixedSegmentsAreWrittenOfHeadsThatHaveThemAlone) {
+TEST(CheckpointManifestTest, LaterFieldsAreWrittenOfHeadsThatHaveThemAlone) {
   EXPECT_FALSE(Content()["head"]["config"].contains("fixed_segments"));
+  EXPECT_FALSE(Content()["head"]["config"].contains("held_bytes"));
   EXPECT_FALSE(ParseManifest(*ToText(Written()), kPath)->head.config.fixed_segments);
+  EXPECT_EQ(ParseManifest(*ToText(Written()), kPath)->head.config.held_bytes, 0);
   Manifest manifest = Written();
   manifest.head.config.fixed_segments = true;
+  manifest.head.config.held_bytes = 4096;
   const std::string text = *ToText(manifest);
   const auto read = ParseManifest(text, kPath);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_TRUE(read->head.config.fixed_segments);
+  EXPECT_EQ(read->head.config.held_bytes, 4096);
   EXPECT_EQ(*ToText(*read), text);
 }
 
@@ -121,6 +125,7 @@ TEST(CheckpointManifestTest, WhatWouldBeReadAsAnotherValueIsDataLoss) {
                                                  {"/head/config/deferred_bytes", -1},
                                                  {"/head/config/deferred_bytes", 0.5},
                                                  {"/head/config/fixed_segments", 1},
+                                                 {"/head/config/held_bytes", -1},
                                                  {"/head/config/optimizer/eps", false},
                                                  {"/head/config/softcap", "0"},
                                                  {"/head/config/softcap", 0},  // written as 0.0
