@@ -15,7 +15,7 @@ using kernels::SizeOf;
 using kernels::testing::Problem;
 
 std::unique_ptr<CudaEngine> CudaEngine::Create(const Problem& problem, EngineOptions options,
-                                               int64_t pinned_bytes) {
+                                               int64_t pinned_bytes, int64_t held_bytes) {
   absl::StatusOr<std::unique_ptr<Device>> device =
       CreateCudaDevice(0, {.pinned_bytes = pinned_bytes, .chunk_limits = options.chunk_limits});
   if (device.status().code() == absl::StatusCode::kFailedPrecondition) return nullptr;  // no GPU
@@ -24,17 +24,23 @@ std::unique_ptr<CudaEngine> CudaEngine::Create(const Problem& problem, EngineOpt
   std::unique_ptr<CudaEngine> cuda(new CudaEngine(problem));
   cuda->device = device->get();
   cuda->engine = *Engine::Create(std::move(options), *std::move(device));
-  const HeadConfig config{"h", problem.shape.vocab, problem.shape.hidden, problem.weight_type};
+  HeadConfig config{"h", problem.shape.vocab, problem.shape.hidden, problem.weight_type};
+  config.held_bytes = held_bytes;
   absl::StatusOr<std::shared_ptr<Head>> head = cuda->engine->CreateHead(config);
   EXPECT_TRUE(head.ok()) << head.status();
   cuda->head = *std::move(head);
-  const std::string write = *cuda->head->BeginWrite("w", Head::Replace::kNo, "write");
-  const std::string rows(reinterpret_cast<const char*>(problem.weight.data()), problem.weight.size());
-  EXPECT_TRUE((*cuda->head->FindWrite(write))->Write(0, config.vocab_size, config.weight_type, rows).ok());
-  cuda->head->CommitWrite(
-      write, [](const absl::StatusOr<uint64_t>& version) { EXPECT_TRUE(version.ok()) << version.status(); });
-  cuda->engine->WaitIdle();
+  cuda->WriteWeights();
   return cuda;
+}
+
+void CudaEngine::WriteWeights() const {
+  static int writes = 0;
+  const std::string write = *head->BeginWrite("w" + std::to_string(++writes), Head::Replace::kNo, "write");
+  const std::string rows(reinterpret_cast<const char*>(problem_.weight.data()), problem_.weight.size());
+  EXPECT_TRUE((*head->FindWrite(write))->Write(0, problem_.shape.vocab, problem_.weight_type, rows).ok());
+  head->CommitWrite(
+      write, [](const absl::StatusOr<uint64_t>& version) { EXPECT_TRUE(version.ok()) << version.status(); });
+  engine->WaitIdle();
 }
 
 Stream CudaEngine::Open(const std::string& client_key) const {

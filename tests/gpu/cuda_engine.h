@@ -23,12 +23,15 @@ class CudaEngine {
  public:
   // Null if there is no device, or none that takes heads of the problem's type.
   static std::unique_ptr<CudaEngine> Create(const kernels::testing::Problem& problem,
-                                            EngineOptions options = {}, int64_t pinned_bytes = 0);
+                                            EngineOptions options = {}, int64_t pinned_bytes = 0,
+                                            int64_t held_bytes = 0);
 
   Stream Open(const std::string& client_key) const;
   // Rows [first, first + tokens) of the problem.
   Chunk Cut(uint64_t sequence, int64_t first, int64_t tokens) const;
   void Submit(const Stream& stream, Chunk chunk) const;
+  // Publishes the problem's weights once more.
+  void WriteWeights() const;
   // Ends the window: dW [V, H].
   std::vector<float> TakeGradient() const;
 

@@ -227,6 +227,7 @@ TEST_P(CudaMemory, OfHeadsAndTheirGradientsIsWhatWasPlanned) {
   HeadConfig config{"planned", 50'000, 1024, type()};
   config.bias = true;
   config.class_weights = std::make_shared<std::vector<float>>(50'000, 1.0f);
+  config.held_bytes = 300 << 20;
   const absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
   ASSERT_TRUE(plan.ok()) << plan.status();
   const int64_t planned = TotalBytes(*plan) + TotalBytes(device_->PlanGradient(config));

@@ -107,9 +107,9 @@ struct HeadConfig {
   // have the same bits on any number of devices, at about 1 % of the time on one. Deterministic sessions have
   // it anyway.
   bool fixed_segments = false;
-  // Memory of the server's device, at least 0, in which phase one of batches leaves its exponentials for phase two
-  // (Batch::hold). A token takes a little more than vocab_size elements of weight_type. Devices that cannot hold
-  // them (all but one Hopper GPU, and it fp32 weights and fixed_segments) take none.
+  // Memory of the server's device, at least 0, in which phase one of batches leaves its exponentials for
+  // phase two (Batch::hold). A token takes a little more than vocab_size elements of weight_type. Devices
+  // that cannot hold them (all but one Hopper GPU, and it fp32 weights and fixed_segments) take none.
   int64_t held_bytes = 0;
   // [V], each finite and at least 0, not all 0; empty: none. For CreateHead: a server does not tell them,
   // only whether there are any.
@@ -348,12 +348,12 @@ struct Batch {
   //   2. The same tokens with token_weights = ∂L/∂l, lse_gradients = ∂L/∂e, entropy_gradients = ∂L/∂h (if L
   //      is one of them) and that weight_version.
   std::optional<uint64_t> weight_version = {};
-  // Of both phases of one batch, and of no other of this session that is between its phases: a number that the
-  // head's `held_bytes` keep what phase one has computed by, so that phase two costs two products of matrices and
-  // not three. 0: nothing is kept. Results have the same bits either way; what is there no more is computed again.
-  // Both phases must have the same labels and hidden states: a token whose own logit is another one has NaN for loss
-  // and dX. Tokens whose factors are 0 travel then, though they are not computed. (A server without the feature
-  // "holds" refuses it: it has no head with `held_bytes`.)
+  // Of both phases of one batch, and of no other of this session that is between its phases: a number that
+  // the head's `held_bytes` keep what phase one has computed by, so that phase two costs two products of
+  // matrices and not three. 0: nothing is kept. Results have the same bits either way; what is there no more
+  // is computed again. Both phases must have the same labels and hidden states: a token whose own logit is
+  // another one has NaN for loss and dX. Tokens whose factors are 0 travel then, though they are not
+  // computed. (A server without the feature "holds" refuses it: it has no head with `held_bytes`.)
   uint64_t hold = 0;
   // Deterministic sessions: the place of the first token among the session's tokens since the last flush.
   // Unset: behind those of the batch before. For batches that may come in any order, and for a process that

@@ -57,7 +57,8 @@ std::vector<CLI::Option*> AddHeadOptions(CLI::App& command, HeadOptions& options
                        "Results have the same bits on any number of devices; about 1 % slower on one"),
       command
           .add_option("--held-bytes", options.held_bytes,
-                      "Memory of the device for what phase one of batches leaves for phase two; a token takes a little "
+                      "Memory of the device for what phase one of batches leaves for phase two; a token "
+                      "takes a little "
                       "more than its logits in the weights' dtype")
           ->check(CLI::NonNegativeNumber)
           ->transform(CLI::AsSizeValue(false))};

@@ -60,8 +60,8 @@ struct HeadConfig {
   // Sums over the vocabulary (log-sum-exps of rows, dX) are made over eight fixed segments, so that results
   // have the same bits on any number of devices (kernels/shard.h).
   bool fixed_segments = false;
-  // Memory of the device in which phase one of batches leaves what phase two then need not compute again. Devices
-  // that cannot hold it take none.
+  // Memory of the device in which phase one of batches leaves what phase two then need not compute again.
+  // Devices that cannot hold it take none.
   int64_t held_bytes = 0;
 
   bool operator==(const HeadConfig& other) const;

@@ -15,8 +15,7 @@ std::optional<int64_t> HoldTable::Allocate(int64_t rows) {
   if (rows > rows_) return std::nullopt;
   const int64_t first = next_ + rows > rows_ ? 0 : next_;
   next_ = first + rows;
-  pieces_.remove_if(
-      [&](const Piece& piece) { return piece.first_row < next_ && first < piece.end_row; });
+  pieces_.remove_if([&](const Piece& piece) { return piece.first_row < next_ && first < piece.end_row; });
   return first;
 }
 

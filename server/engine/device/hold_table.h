@@ -1,5 +1,5 @@
-// Which rows of a batch's first phase a device still holds for its second, and whose they are. Memory is a ring of
-// rows: what is held anew takes the place of what was held longest.
+// Which rows of a batch's first phase a device still holds for its second, and whose they are. Memory is a
+// ring of rows: what is held anew takes the place of what was held longest.
 //
 // Belongs to one thread.
 #ifndef LOSSD_SERVER_ENGINE_DEVICE_HOLD_TABLE_H_
@@ -47,13 +47,13 @@ class HoldTable {
   // Makes room for so many rows, 0 or more, one after the other, and returns the first of them; none if there
   // never is. Whatever has one of these rows is forgotten.
   std::optional<int64_t> Allocate(int64_t rows);
-  // These tokens' rows are held from `first_row` on, which Allocate has given, in place of what was held of any
-  // of them.
+  // These tokens' rows are held from `first_row` on, which Allocate has given, in place of what was held of
+  // any of them.
   void Add(const Tokens& tokens, int64_t first_row, const HoldTerms& terms, bool has_moments);
 
-  // Where the rows of the tokens are for which `wanted` is true, appended to *rows, and whether all of them are
-  // held, by the same terms and with the same labels, and with moments if those are needed. A token whose row
-  // was not held is not found.
+  // Where the rows of the tokens are for which `wanted` is true, appended to *rows, and whether all of them
+  // are held, by the same terms and with the same labels, and with moments if those are needed. A token whose
+  // row was not held is not found.
   bool Find(const Tokens& tokens, const std::vector<bool>& wanted, const HoldTerms& terms, bool needs_moments,
             std::vector<int32_t>* rows) const;
   // These tokens are not needed any more.

@@ -249,7 +249,8 @@ class CudaBackend : public HeadBackend {
   // Where phase two finds each of its rows; nothing if it does not find all of them.
   std::vector<int32_t> FindRows(const BatchKey& kind, const CudaSlot& slot,
                                 const kernels::cuda::BatchRows& rows) const;
-  // Those rows are the batch's, and held no longer. They are on the device if they are not one after the other.
+  // Those rows are the batch's, and held no longer. They are on the device if they are not one after the
+  // other.
   void TakeRows(const CudaSlot& slot, const std::vector<int32_t>& held,
                 kernels::cuda::LinearCrossEntropy::Batch* batch);
   // Some of the rows, up to their way back.

@@ -48,8 +48,8 @@ void CudaBackend::KeepRows(const BatchKey& kind, const CudaSlot& slot, LinearCro
   int64_t row = *first;
   for (const ChunkRows& chunk : slot.chunks) {
     const HoldTable::Tokens tokens = TokensOf(chunk);
-    const auto rows = static_cast<int64_t>(chunk.tokens - std::count(tokens.labels.begin(), tokens.labels.end(),
-                                                                     chunk.ignore_index));
+    const auto rows = static_cast<int64_t>(
+        chunk.tokens - std::count(tokens.labels.begin(), tokens.labels.end(), chunk.ignore_index));
     holds_->Add(tokens, row, TermsOf(kind), LinearCrossEntropy::KeepsMoments(*batch));
     row += rows;
   }
