@@ -23,10 +23,15 @@ namespace {
 
 constexpr int64_t kWholeRows = 256;  // of a cluster's tile in every product
 constexpr int64_t kManyTiles = 64;
+static_assert(HoldSpace::kPieceColumns == sm90::kLogitColumns);
 
 // With soft targets, logits come so many at a time.
 int64_t StepOfTiles(const TeacherShape* teacher) {
   return teacher == nullptr ? kWholeRows : SoftLosses::kLogitRows;
+}
+
+bool HasGradients(const LinearCrossEntropy::Batch& batch) {
+  return batch.dx != nullptr || batch.weight_gradient != WeightGradient::kNone;
 }
 
 // Whether entries are not multiples of E for the sake of the entropy alone.
@@ -86,13 +91,13 @@ struct LinearCrossEntropy::Buffers {
   char* library = nullptr;    // cuBLAS's own
   RowArrays rows;
 
-  // Of a tile (PlaceTile): where E is made, what the products for gradients take, and the sums and moments,
+  // For a tile (PlaceTile): where E is made, what the products for gradients take, and the sums and moments,
   // which are all those above unless there is a hold.
   char* made = nullptr;  // null: only sums are wanted
   const char* entries = nullptr;
   float* sums = nullptr;
   int64_t sums_stride = 0;
-  // Of rows that were held: where, from the first on or by `held_rows`.
+  // Rows that were held: where, from the first on or by `held_rows`.
   const char* held = nullptr;
   int64_t first_held = 0;
   const int32_t* held_rows = nullptr;
@@ -303,22 +308,30 @@ bool LinearCrossEntropy::Holds(const Batch& batch) const {
   return tile.smoothing != Smoothing::kElementwise || tile.spread;
 }
 
+Result LinearCrossEntropy::CheckHold(const Batch& batch) const {
+  if (batch.hold_use == HoldUse::kNone) return {};
+  const bool takes = batch.hold_use == HoldUse::kTake;
+  const bool fits = batch.held_rows != nullptr || batch.first_held + batch.rows <= batch.hold->rows;
+  const bool right =
+      Holds(batch) && takes == HasGradients(batch) && fits && (takes || batch.held_rows == nullptr);
+  return {right ? cudaSuccess : cudaErrorInvalidValue, "a batch that can be held"};
+}
+
 bool LinearCrossEntropy::KeepsMoments(const Batch& batch) {
   return batch.returns.entropy != nullptr && !batch.returns.compares();
 }
 
 TileRows LinearCrossEntropy::PlaceTile(const Batch& batch, int64_t first, int64_t rows, Buffers* b) const {
-  const bool gradients = batch.dx != nullptr || batch.weight_gradient != WeightGradient::kNone;
-  b->made = gradients ? b->exponentials : nullptr;
+  b->made = HasGradients(batch) ? b->exponentials : nullptr;
   b->entries = b->exponentials;
   b->sums = b->partials;
   b->sums_stride = tile_rows_;
-  b->held_rows = batch.held_rows == nullptr ? nullptr : batch.held_rows + first;
-  if (batch.hold == nullptr) return DescribeTile(batch, first, rows, *b);
+  if (batch.hold_use == HoldUse::kNone) return DescribeTile(batch, first, rows, *b);
   const HoldSpace& space = *batch.hold;
   const int64_t row = batch.first_held + first;
   char* const held = space.exponentials + row * space.stride * SizeOf(shape_.weight_type);
-  if (gradients) {
+  if (batch.hold_use == HoldUse::kTake) {
+    b->held_rows = batch.held_rows == nullptr ? nullptr : batch.held_rows + first;
     b->first_held = row;
     b->held = b->held_rows == nullptr ? held : space.exponentials;
     const TileRows tile = DescribeTile(batch, first, rows, *b);
@@ -366,7 +379,7 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
     return RunSegments(batch, stream, input_gradients);
   }
   if (batch.teacher != nullptr) return RunDistillation(batch, stream, input_gradients);
-  if (batch.hold != nullptr && !Holds(batch)) return {cudaErrorInvalidValue, "a batch that can be held"};
+  LOSSD_CUDA_PASS_ON(CheckHold(batch));
   Buffers workspace;
   Divide(shape_, path_, tile_rows_, workspace_, &workspace);
   const bool hopper = path_ == Path::kHopper;
@@ -479,7 +492,7 @@ Result LinearCrossEntropy::HopperLosses(const Batch& batch, const TileRows& tile
     LOSSD_CUDA_PASS_ON(TellHopperRows(tile, tile_rows_, b, stream));
     Report("returns");
   }
-  const bool held = batch.hold != nullptr && tile.gradient_wanted;
+  const bool held = batch.hold_use == HoldUse::kTake;
   LOSSD_CUDA_PASS_ON(held ? TakeHeldSums(batch, tile, b, stream) : FindHopperSums(tile, b, stream));
   Report("rows");
   if (!tile.gradient_wanted) return {};

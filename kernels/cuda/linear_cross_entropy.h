@@ -73,6 +73,12 @@ class LinearCrossEntropy {
   // paths are Hopper's. dw keeps its values, and is null if there will never be one.
   Result LoadTeacherProducts(const void* weight, float* dw, const TeacherHead& teacher, cudaStream_t stream);
 
+  enum class HoldUse {
+    kNone,
+    kKeep,  // rows without gradients are left in the hold
+    kTake,  // rows with gradients were left there
+  };
+
   struct Batch {
     // Null, or of one segment: this is the whole head. Otherwise the step is one of as many as there are
     // ranks, each run with the same rows and options. The step's shape, `weight`, `bias`, `dw`, `db`,
@@ -105,11 +111,13 @@ class LinearCrossEntropy {
     const float* shares = nullptr;             // null: all count in dW
     const int32_t* by_label = nullptr;
 
-    // Phase one of rows of which there will be a phase two, and that. Only of batches that Holds says so of.
-    // Without gradients: rows are left in `hold`, the batch's first at `first_held`. With them: they were
-    // left there, by rows with the same labels, options that Holds names and weights, and with their moments
+    // Phase one of rows of which there will be a phase two, and that; only of batches that Holds says so of.
+    // kKeep: the batch's first row is left at `first_held`, the others behind it. kTake: they were left there
+    // by rows with the same labels, options that Holds names and weights, and with their moments
     // (KeepsMoments) if this batch has entropy_gradients; `held_rows` says where each is, or where that is
     // null they are one after the other from `first_held` on. Results have the same bits as without a hold.
+    // cudaErrorInvalidValue for what cannot be.
+    HoldUse hold_use = HoldUse::kNone;
     const HoldSpace* hold = nullptr;
     int64_t first_held = 0;
     const int32_t* held_rows = nullptr;
@@ -210,6 +218,7 @@ class LinearCrossEntropy {
   TileRows DescribeTile(const Batch& batch, int64_t first, int64_t rows, const Buffers& buffers) const;
   static Result TellHopperRows(const TileRows& tile, int64_t tile_rows, const Buffers& buffers,
                                cudaStream_t stream);
+  Result CheckHold(const Batch& batch) const;
   // The workspace for rows `first` on of a batch, or memory of its hold in place of some of it; and the tile
   // that goes with it.
   TileRows PlaceTile(const Batch& batch, int64_t first, int64_t rows, Buffers* buffers) const;

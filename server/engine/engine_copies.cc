@@ -18,6 +18,7 @@ HeadConfig CopyConfig(HeadConfig config, const HeadCopy& copy) {
     config.optimizer = {};
     config.double_buffer = false;
     config.master_weights = false;
+    config.held_bytes = 0;  // nobody asks for its gradients
   }
   if (copy.master == HeadCopy::Master::kKept && config.weight_type != kernels::DataType::kFloat32) {
     config.master_weights = true;

@@ -37,7 +37,7 @@ struct KernelCase {
   // tell entropies, and the step tells none and takes their gradients. 0: neither. On a GPU only, without a
   // teacher, and not with `returns`.
   double entropy_gradient = 0;
-  // Of two phases: share of the rows that have no gradient, so that the step is of the others and losses
+  // For two phases: share of the rows that have no gradient, so that the step is of the others and losses
   // alone of all; and whether the step takes what losses alone have held (HoldSpace). On Hopper only, without
   // a teacher.
   double zeros = 0;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <string>
 
@@ -45,7 +47,8 @@ class CudaHolds : public ::testing::TestWithParam<DataType> {
 
   Chunk Cut(int64_t first, int64_t tokens, uint64_t number) {
     Chunk chunk = cuda_->Cut(++sequence_, first, tokens);
-    chunk.hold = {number, first};
+    const auto before = problem_.labels.begin() + first;
+    chunk.hold = {number, first - std::count(problem_.labels.begin(), before, -100)};
     return chunk;
   }
   // Losses alone of these tokens, with their entropies.
@@ -158,6 +161,28 @@ TEST_P(CudaHolds, WhatIsGoneIsComputedAgain) {
   if (CanHold()) {
     EXPECT_EQ(counters().rows_taken, 0U);
   }
+}
+
+// Such a batch makes no gradient, and has no business in the hold.
+TEST_P(CudaHolds, ARepeatWithoutInputGradientsLeavesWhatIsHeldAlone) {
+  Start(kRoom);
+  if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU";
+  const Stream stream = cuda_->Open("client");
+  Look(stream, 0, 300, 1);
+  Look(stream, 300, 300, 2);
+  Chunk chunk = Cut(300, 200, 2);
+  chunk.mode = ComputeMode::kLossAndWeightGradient;
+  for (int i = 0; i < 2; ++i) {
+    cuda_->Submit(stream, chunk);
+    cuda_->engine->WaitIdle();
+  }
+  Learn(stream, 0, 300, 1);
+  Learn(stream, 500, 100, 2);
+  cuda_->engine->WaitIdle();
+  for (const ChunkAnswer& answer : stream.listener->AwaitAnswers(sequence_ + 1)) {
+    for (const float loss : LossesOf(answer)) ASSERT_TRUE(std::isfinite(loss));
+  }
+  for (const float value : cuda_->TakeGradient()) ASSERT_TRUE(std::isfinite(value));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CudaHolds,

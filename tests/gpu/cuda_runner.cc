@@ -189,6 +189,7 @@ class Runner {
     if (!problem_.entropy_gradients.empty()) {
       LOSSD_CUDA_PASS_ON(MakeFilled("held entropies", tokens_, 0.0f, &first.returns.entropy));
     }
+    first.hold_use = LinearCrossEntropy::HoldUse::kKeep;
     first.hold = &space_;
     first.first_held = kFirst;
     LOSSD_CUDA_PASS_ON(step.Run(first, nullptr, nullptr));
@@ -199,6 +200,7 @@ class Runner {
       while (all.batch_rows[next] != row) ++next;
       places.push_back(static_cast<int32_t>(kFirst + static_cast<int64_t>(next)));
     }
+    batch->hold_use = LinearCrossEntropy::HoldUse::kTake;
     batch->hold = &space_;
     batch->first_held = kFirst;
     if (rows.rows != all.rows) LOSSD_CUDA_PASS_ON(MakeArray("held rows", places, &batch->held_rows));

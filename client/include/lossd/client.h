@@ -348,11 +348,11 @@ struct Batch {
   //   2. The same tokens with token_weights = ∂L/∂l, lse_gradients = ∂L/∂e, entropy_gradients = ∂L/∂h (if L
   //      is one of them) and that weight_version.
   std::optional<uint64_t> weight_version = {};
-  // Of both phases of one batch, and of no other of this session that is between its phases: a number that
-  // the head's `held_bytes` keep what phase one has computed by, so that phase two costs two products of
-  // matrices and not three. 0: nothing is kept. Results have the same bits either way; what is there no more
-  // is computed again. Both phases must have the same labels and hidden states: a token whose own logit is
-  // another one has NaN for loss and dX. Tokens whose factors are 0 travel then, though they are not
+  // A number of both phases of one batch, and of no other of this session that is between its phases. By it
+  // the head's `held_bytes` keep what phase one has computed, so that phase two costs two products of
+  // matrices and not three. 0: nothing is kept. Whether it was kept changes no bits; what is there no more is
+  // computed again. Both phases must have the same labels and hidden states: a token whose own logit is
+  // another one has NaN for loss and dX. Tokens whose factors are 0 travel then, unless all are, and are not
   // computed. (A server without the feature "holds" refuses it: it has no head with `held_bytes`.)
   uint64_t hold = 0;
   // Deterministic sessions: the place of the first token among the session's tokens since the last flush.

@@ -11,10 +11,15 @@ namespace lossd::internal {
 
 NeededTokens::NeededTokens(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs)
     : batch_(batch),
-      // The server alone knows the class weights, whose sum is over all valid tokens. What is held is told by places
-      // among the tokens of phase one.
-      may_be_idle_(!batch.token_weights.empty() && batch.hold == 0 && !AnyUnweighted(outputs.returns) &&
-                   !ClassWeightsCount(head, batch)) {}
+      // The server alone knows the class weights, whose sum is over all valid tokens.
+      may_be_idle_(!batch.token_weights.empty() && !AnyUnweighted(outputs.returns) &&
+                   !ClassWeightsCount(head, batch)) {
+  if (!may_be_idle_ || batch.hold == 0) return;
+  // What is held is found by places among the tokens of phase one, so they go all or not at all.
+  for (size_t i = 0; i < batch.labels.size() && may_be_idle_; ++i) {
+    may_be_idle_ = batch.labels[i] == batch.ignore_index || IsIdle(i);
+  }
+}
 
 bool NeededTokens::IsIdle(size_t token) const {
   const auto is_zero = [token](std::span<const float> values) {

@@ -146,7 +146,9 @@ v1::Chunk LaneRun::Header(const ChunkRange& range, DxOnWire dx, uint64_t sequenc
   chunk.set_tokens(range.tokens);
   if (batch.hold != 0) {
     chunk.mutable_hold()->set_number(batch.hold);
-    chunk.mutable_hold()->set_first_token(first);
+    // Whether ignored tokens travel may change from one phase to the other.
+    const auto before = batch.labels.first(static_cast<size_t>(runs.front().first));
+    chunk.mutable_hold()->set_first_token(CountValid(before, batch.ignore_index));
   }
   if (job_->window_token) chunk.set_window_token(*job_->window_token + first);
   chunk.set_hidden_dtype(ToProto(batch.hidden_type));

@@ -33,6 +33,7 @@ std::vector<std::string> LossParts(const HeadConfig& config) {
   if (config.bias) parts.emplace_back("bias");
   if (config.has_class_weights) parts.emplace_back("class weights");
   if (config.fixed_segments) parts.emplace_back("fixed segments");
+  if (config.held_bytes > 0) parts.push_back(absl::StrCat("holds ", config.held_bytes, " bytes"));
   return parts;
 }
 

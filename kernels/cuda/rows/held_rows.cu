@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "kernels/cuda/rows/held_rows.h"
 #include "kernels/cuda/rows/row_kernels.cuh"
@@ -7,13 +8,11 @@
 namespace lossd::kernels::cuda {
 namespace {
 
-constexpr int64_t kPieceColumns = 192;  // as sm90's products have them
-
 int64_t Divide(const HeadShape& shape, int64_t rows, void* base, HoldSpace* space) {
   Divider divider(base);
   const int64_t values = rows * static_cast<int64_t>(sizeof(float));
   space->rows = rows;
-  space->pieces = CeilDivide(shape.vocab, kPieceColumns);
+  space->pieces = CeilDivide(shape.vocab, HoldSpace::kPieceColumns);
   space->stride = RoundUp(shape.vocab, 8);
   divider.Take(&space->exponentials, rows * space->stride * SizeOf(shape.weight_type));
   divider.Take(&space->sums, space->pieces * values);
@@ -80,7 +79,8 @@ __global__ void __launch_bounds__(kThreads)
 HoldSpace HoldSpace::In(const HeadShape& shape, int64_t bytes, void* base) {
   HoldSpace space;
   int64_t fits = 0;
-  int64_t too_many = bytes / std::max<int64_t>(1, shape.vocab * SizeOf(shape.weight_type)) + 1;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  int64_t too_many = std::min(kMost, bytes / (shape.vocab * SizeOf(shape.weight_type)) + 1);
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
     (Divide(shape, middle, nullptr, &space) <= bytes ? fits : too_many) = middle;

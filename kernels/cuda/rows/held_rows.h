@@ -17,6 +17,8 @@ namespace lossd::kernels::cuda {
 // Memory for so many rows of a head. Whoever owns it says which rows are whose, and which are still good: E
 // is of one label, logit scale and bias, and of the weights that there were.
 struct HoldSpace {
+  static constexpr int64_t kPieceColumns = 192;  // of the vocabulary, whose sums are one number
+
   int64_t rows = 0;              // that there is room for
   int64_t pieces = 0;            // of the vocabulary, in sums
   int64_t stride = 0;            // of exponentials, in elements

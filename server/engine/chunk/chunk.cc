@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/chunk/chunk_options.h"
@@ -129,6 +130,13 @@ absl::Status ValidateFinite(const Chunk& chunk, const HiddenTensor& tensor) {
                               chunk.tokens * tensor.hidden_size, "; all must be finite"));
 }
 
+absl::Status ValidateHold(const Hold& hold) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
+  if (hold.first >= 0 && hold.first <= kMost) return absl::OkStatus();
+  return Invalid(RejectReason::kOption, "hold.first_token",
+                 absl::StrCat("hold.first_token is ", hold.first, "; it must be in [0, ", kMost, "]"));
+}
+
 }  // namespace
 
 void PlaceAtRank(const HeldTensors& held, const std::shared_ptr<const void>& owner, Chunk* chunk) {
@@ -200,10 +208,7 @@ absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const C
     if (absl::Status status = ValidateTeacher(*teacher, head); !status.ok()) return status;
   }
   if (absl::Status status = ValidateGradientScale(chunk); !status.ok()) return status;
-  if (chunk.hold.first < 0) {
-    return Invalid(RejectReason::kOption, "hold.first_token",
-                   absl::StrCat("hold.first_token is ", chunk.hold.first, "; it must be at least 0"));
-  }
+  if (absl::Status status = ValidateHold(chunk.hold); !status.ok()) return status;
   if (absl::Status status = ValidateLabels(chunk, head); !status.ok()) return status;
   if (absl::Status status = ValidateFinite(chunk, OwnTensor(chunk, head)); !status.ok()) return status;
   return teacher == nullptr ? absl::OkStatus() : ValidateFinite(chunk, TeacherTensor(chunk, *teacher));

@@ -106,7 +106,7 @@ struct TensorRef {
 // Tokens of a batch that is computed in two phases: what the first finds of them may be kept for the second.
 struct Hold {
   uint64_t number = 0;  // that the client has given the batch; 0: none
-  int64_t first = 0;    // place of the chunk's first token among those of the batch
+  int64_t first = 0;    // of the batch's tokens that are not ignored, the place of the chunk's first
 
   bool operator==(const Hold&) const = default;
 };

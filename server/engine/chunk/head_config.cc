@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kMaxVocab = int64_t{1} << 30;  // numbers of tiles are 32 bits wide
 constexpr int64_t kMaxHidden = int64_t{1} << 20;
 constexpr size_t kMaxName = 128;
+constexpr int64_t kMaxHeldBytes = int64_t{1} << 50;  // sums of memory stay numbers
 
 absl::Status ValidateOption(bool right, absl::string_view field, double value, absl::string_view must) {
   if (right) return absl::OkStatus();
@@ -179,9 +180,10 @@ absl::Status Validate(const HeadConfig& config) {
     return Invalid(RejectReason::kOption, "master_weights",
                    "master_weights is true; fp32 weights are their own master");
   }
-  if (config.held_bytes < 0) {
-    return Invalid(RejectReason::kOption, "held_bytes",
-                   absl::StrCat("held_bytes is ", config.held_bytes, "; it must be at least 0"));
+  if (config.held_bytes < 0 || config.held_bytes > kMaxHeldBytes) {
+    return Invalid(
+        RejectReason::kOption, "held_bytes",
+        absl::StrCat("held_bytes is ", config.held_bytes, "; it must be in [0, ", kMaxHeldBytes, "]"));
   }
   if (absl::Status status = ValidateOptimizer(config); !status.ok()) return status;
   if (config.class_weights == nullptr) return absl::OkStatus();

@@ -115,7 +115,7 @@ struct Counters {
   Counter payload_bytes_in{0};
   Counter payload_bytes_out{0};
   Counter rows_redone{0};
-  // Of batches in two phases that ask for it: rows that phase one has left, and those that phase two was spared
+  // Batches in two phases that ask for it: rows that phase one has left, and those that phase two was spared
   // or had to compute again.
   Counter rows_held{0};
   Counter rows_taken{0};

@@ -26,7 +26,7 @@ BatchKey KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* te
   kind.bias = options.bias.value_or(head.bias ? Bias::kUse : Bias::kIgnore);
   kind.returns = ReturnsOf(chunk);
   kind.entropy_gradients = HasWeightGradient(chunk.mode) && !chunk.entropy_gradients.empty();
-  kind.holds = chunk.hold.number != 0 && head.held_bytes > 0;
+  kind.holds = chunk.hold.number != 0;
   if (head.fixed_segments) kind.segments = kernels::Segments::kFixed;
   kind.holder = chunk.holder();
   if (teacher != nullptr) {

@@ -87,7 +87,7 @@ struct ChunkRows {
 
 struct BatchReport {
   int64_t rows_redone = 0;
-  // Of batches that hold: rows that phase one has left, or phase two was spared, or had to compute again.
+  // Batches that hold: rows that phase one has left, or phase two was spared, or had to compute again.
   int64_t rows_held = 0;
   int64_t rows_taken = 0;
   int64_t rows_recomputed = 0;
@@ -193,6 +193,9 @@ class HeadBackend {
   virtual absl::Status Logits(const LogitRows& rows);
   // Upper bound on rows per logits job, so that other work is not delayed for long. At least 1.
   virtual int64_t RowsOfLogits() const { return 256; }
+
+  // Whether batches of a kind that holds are any different. Any thread's.
+  virtual bool Holds() const { return false; }
 
   // Has everything loaded that batches with this teacher's soft targets take; before the first of them, and
   // again at no cost. INVALID_ARGUMENT if the device has no room to compute them.

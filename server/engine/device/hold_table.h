@@ -16,12 +16,10 @@
 
 namespace lossd::engine {
 
-// Tokens of a session's batch, numbered by the client. A number of 0 is none.
+// Tokens of a session's batch. A number of 0 is no hold.
 struct HoldName {
   std::string session;
   Hold hold;
-
-  bool wanted() const { return hold.number != 0; }
 };
 
 // What held rows are good for, beside their tokens and labels.
@@ -33,28 +31,32 @@ struct HoldTerms {
   bool operator==(const HoldTerms&) const = default;
 };
 
+enum class Moments { kNo, kYes };  // whether there are sums that gradients of the entropy take
+
 class HoldTable {
  public:
-  explicit HoldTable(int64_t rows = 0) : rows_(rows) {}
+  explicit HoldTable(int64_t rows) : rows_(rows) {}
 
-  // Some tokens of one name, which are rows one after the other but for those that are ignored.
+  // Tokens of a batch that are not ignored, one after the other from `name.hold.first` on: their labels.
   struct Tokens {
     HoldName name;
-    std::span<const int64_t> labels;
-    int64_t ignore_index = -100;
+    std::vector<int32_t> labels;
+
+    int64_t first() const { return name.hold.first; }
+    int64_t end() const { return first() + static_cast<int64_t>(labels.size()); }
   };
+  static constexpr int32_t kNoRow = -1;  // of a token that was not computed
 
   // Makes room for so many rows, 0 or more, one after the other, and returns the first of them; none if there
   // never is. Whatever has one of these rows is forgotten.
   std::optional<int64_t> Allocate(int64_t rows);
-  // These tokens' rows are held from `first_row` on, which Allocate has given, in place of what was held of
-  // any of them.
-  void Add(const Tokens& tokens, int64_t first_row, const HoldTerms& terms, bool has_moments);
+  // These tokens' rows, [tokens], are held where Allocate has made room, in place of what was held of any of
+  // them.
+  void Add(Tokens tokens, std::vector<int32_t> rows, const HoldTerms& terms, Moments moments);
 
-  // Where the rows of the tokens are for which `wanted` is true, appended to *rows, and whether all of them
-  // are held, by the same terms and with the same labels, and with moments if those are needed. A token whose
-  // row was not held is not found.
-  bool Find(const Tokens& tokens, const std::vector<bool>& wanted, const HoldTerms& terms, bool needs_moments,
+  // Where the rows of the tokens are that are `wanted`, [tokens], appended to *rows; false if not all of them
+  // are held by the same terms, with the same labels, and with moments if those are needed.
+  bool Find(const Tokens& tokens, const std::vector<bool>& wanted, const HoldTerms& terms, Moments needed,
             std::vector<int32_t>* rows) const;
   // These tokens are not needed any more.
   void Release(const Tokens& tokens);
@@ -66,25 +68,21 @@ class HoldTable {
 
  private:
   struct Piece {
-    HoldName name;
-    std::vector<int64_t> labels;
-    std::vector<int32_t> rows;  // of each token; negative: none
+    Tokens tokens;
+    std::vector<int32_t> rows;
     int64_t first_row = 0;
     int64_t end_row = 0;
     int64_t left = 0;  // tokens that were not released
     HoldTerms terms;
-    bool has_moments = false;
-
-    int64_t first() const { return name.hold.first; }
-    int64_t end() const { return first() + static_cast<int64_t>(labels.size()); }
+    Moments moments = Moments::kNo;
   };
 
-  // The piece that has this token of a name; null: none.
+  // The piece that has this token of a batch; null: none.
   const Piece* PieceOf(const HoldName& name, int64_t token) const;
 
   const int64_t rows_;
   int64_t next_ = 0;         // where the next rows go, if they fit behind
-  std::list<Piece> pieces_;  // few: those of batches between their phases
+  std::list<Piece> pieces_;  // each has a row at least, so there are no more of them than rows
 };
 
 }  // namespace lossd::engine

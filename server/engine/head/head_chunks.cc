@@ -131,6 +131,8 @@ absl::Status Head::CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) co
   absl::Status status =
       ResolveRegions(chunk, config_, environment_.limits, *environment_.regions, teacher_config);
   if (status.ok()) status = ValidateContent(chunk, config_, environment_.limits, teacher_config);
+  // Chunks are not to go apart for what the device cannot do.
+  if (!backend_->Holds()) chunk.hold = {};
   return status;
 }
 

@@ -346,7 +346,10 @@ LinearCrossEntropy::Batch CudaStep::GradientBatch(WeightGradient weight_gradient
     batch.returns.entropy = nullptr;
     batch.entropy_gradients = static_cast<const float*>(entropy_gradients_.data());
   }
-  if (case_.held) batch.hold = &hold_;
+  if (case_.held) {
+    batch.hold_use = LinearCrossEntropy::HoldUse::kTake;
+    batch.hold = &hold_;
+  }
   if (case_.held && case_.zeros > 0) batch.held_rows = static_cast<const int32_t*>(held_rows_.data());
   return batch;
 }
@@ -359,7 +362,10 @@ LinearCrossEntropy::Batch CudaStep::ForwardBatch() const {
   batch.labels = static_cast<const int32_t*>(forward_labels_memory_.data());
   batch.gradient_scales = static_cast<const float*>(forward_scales_.data());
   batch.by_label = static_cast<const int32_t*>(forward_by_label_.data());
-  if (case_.held) batch.hold = &hold_;
+  if (case_.held) {
+    batch.hold_use = LinearCrossEntropy::HoldUse::kKeep;
+    batch.hold = &hold_;
+  }
   return batch;
 }
 

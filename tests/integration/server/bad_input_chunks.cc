@@ -139,7 +139,7 @@ std::vector<Case> ContentCases() {
               [](v1::Chunk& chunk) {
                 chunk.mutable_token_inputs()->set_entropy_gradients(std::string(64, '\xff'));
               }),
-      Content("negative_place_in_a_hold", RejectReason::kOption, "hold.first_token", {"is -1", "at least 0"},
+      Content("negative_place_in_a_hold", RejectReason::kOption, "hold.first_token", {"is -1", "in [0, "},
               [](v1::Chunk& chunk) {
                 chunk.mutable_hold()->set_number(1);
                 chunk.mutable_hold()->set_first_token(-1);

@@ -216,7 +216,7 @@ def _by_token(
     rows = valid & ~finite
     wanted = valid & ~rows
     entropies = None
-    if d_entropy is not None and bool(d_entropy.any()):  # they cost a product
+    if d_entropy is not None and bool(d_entropy.any()):  # batches with and without go apart at the server
         entropies = d_entropy.float().where(wanted, 0.0)
     return Coefficients(1.0, 1.0, tokens.where(wanted, 0.0), lses.where(wanted, 0.0), entropies), rows
 

@@ -18,7 +18,7 @@ from lossd.torch._passes import Tokens, Values, class_weights_count, forward_pas
 from lossd.torch._tokens import class_weight_sum
 
 
-# Of batches between their two passes. Another process may go on with this one's session: it finds nothing of them.
+# Numbers of batches between their two passes. Another process that goes on with this one's session has others.
 _holds = itertools.count(1 + secrets.randbits(48))
 
 

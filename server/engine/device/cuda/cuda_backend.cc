@@ -51,6 +51,8 @@ int64_t CudaBackend::RowsPerBatch(const BatchKey& kind) const {
   const int64_t best =
       InSegments(kind) ? step_.BestBatchRows(shard_.For(kind.segments), told) : step_.BestBatchRows(told);
   int64_t rows = std::min(best, capacity.tokens);
+  // More than there is room for would not be held at all.
+  if (kind.holds && holds_.has_value() && holds_->rows() > 0) rows = std::min(rows, holds_->rows());
   int64_t row_bytes = config_.hidden_size * SizeOf(kind.hidden_type);
   if (taught) row_bytes += kind.teacher.hidden_size * SizeOf(kind.teacher.hidden_type);
   rows = std::min(rows, capacity.hidden_bytes / row_bytes);
@@ -138,8 +140,8 @@ Result CudaBackend::Enqueue(const BatchKey& kind, CudaSlot& slot) {
   std::vector<int32_t> held;
   if (slot.extras.held_rows) {
     held = FindRows(kind, slot, rows);
-    std::memcpy(static_cast<char*>(slot.pinned_in.data()) + slot.layout.held_rows, held.data(),
-                held.size() * sizeof(int32_t));
+    std::copy(held.begin(), held.end(),
+              reinterpret_cast<int32_t*>(static_cast<char*>(slot.pinned_in.data()) + slot.layout.held_rows));
   }
   int64_t tokens = 0;
   for (const ChunkRows& chunk : slot.chunks) tokens += chunk.tokens;
@@ -153,15 +155,7 @@ Result CudaBackend::Enqueue(const BatchKey& kind, CudaSlot& slot) {
     batch.teacher = &teacher;
     batch.distillation = kind.teacher.distillation;
   }
-  if (kind.holds) {
-    const bool keeps = kind.mode == ComputeMode::kLossOnly;
-    keeps ? KeepRows(kind, slot, &batch) : TakeRows(slot, held, &batch);
-    if (batch.hold == nullptr) {
-      slot.report.rows_recomputed = keeps ? 0 : rows.rows;
-    } else {
-      (keeps ? slot.report.rows_held : slot.report.rows_taken) = rows.rows;
-    }
-  }
+  UseHold(kind, slot, rows, held, &batch);
   {
     const MutexLock lock(device_->workspace_turn);
     LOSSD_CUDA_PASS_ON(step_.Run(batch, pipeline.computing(), slot.ready.get()));

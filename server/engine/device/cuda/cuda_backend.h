@@ -110,6 +110,7 @@ class CudaBackend : public HeadBackend {
   absl::Status RestoreState() override;
   absl::Status WriteGradient(Gradient* gradient, int64_t first_row, int64_t rows, const float* dw,
                              const float* bias) override;
+  bool Holds() const override { return holds_.has_value(); }
   MemoryPlan MemoryReport() const override;
   // What a head takes, as MemoryReport says it: what is made of its class weights and of its bias is among
   // weights and gradient.
@@ -244,14 +245,16 @@ class CudaBackend : public HeadBackend {
   SlicePipeline::Sums SumsIn(const kernels::cuda::DeviceBuffer& buffer, int64_t columns) const;
 
   kernels::cuda::Result Enqueue(const BatchKey& kind, CudaSlot& slot);
-  // Phase one of a batch leaves its rows, if there is room.
-  void KeepRows(const BatchKey& kind, const CudaSlot& slot, kernels::cuda::LinearCrossEntropy::Batch* batch);
+  // Has phase one of a batch leave its rows, if there is room, and phase two take those that are `held`.
+  void UseHold(const BatchKey& kind, CudaSlot& slot, const kernels::cuda::BatchRows& rows,
+               const std::vector<int32_t>& held, kernels::cuda::LinearCrossEntropy::Batch* batch);
+  void KeepRows(const BatchKey& kind, const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
+                kernels::cuda::LinearCrossEntropy::Batch* batch);
   // Where phase two finds each of its rows; nothing if it does not find all of them.
   std::vector<int32_t> FindRows(const BatchKey& kind, const CudaSlot& slot,
                                 const kernels::cuda::BatchRows& rows) const;
-  // Those rows are the batch's, and held no longer. They are on the device if they are not one after the
-  // other.
-  void TakeRows(const CudaSlot& slot, const std::vector<int32_t>& held,
+  // They are held no longer. Places that are not one after the other are on the device.
+  void TakeRows(const CudaSlot& slot, const kernels::cuda::BatchRows& rows, const std::vector<int32_t>& held,
                 kernels::cuda::LinearCrossEntropy::Batch* batch);
   // Some of the rows, up to their way back.
   kernels::cuda::Result EnqueueLogits(const LogitRows& wanted, int64_t first, int64_t rows) const

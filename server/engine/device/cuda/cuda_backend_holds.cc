@@ -1,6 +1,7 @@
 // What phase one of batches leaves for phase two (kernels/cuda/rows/held_rows.h).
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "server/engine/device/cuda/cuda_backend.h"
 
@@ -12,17 +13,41 @@ using kernels::cuda::LinearCrossEntropy;
 using kernels::cuda::Path;
 using kernels::cuda::Result;
 
-namespace {
+using Hold = LinearCrossEntropy::HoldUse;
 
-HoldTable::Tokens TokensOf(const ChunkRows& chunk) {
-  return {.name = chunk.hold,
-          .labels = {chunk.labels, static_cast<size_t>(chunk.tokens)},
-          .ignore_index = chunk.ignore_index};
-}
+namespace {
 
 HoldTerms TermsOf(const BatchKey& kind) {
   return {.logit_scale = kind.options.logit_scale, .softcap = kind.options.softcap, .bias = kind.bias};
 }
+
+// The tokens of a batch's chunks that are not ignored, and which row of the batch each of them is.
+class HeldTokens {
+ public:
+  HeldTokens(const CudaSlot& slot, const BatchRows& rows) : slot_(slot), rows_(rows) {}
+
+  // Calls visit(tokens, their rows or HoldTable::kNoRow) for each chunk.
+  template <typename Visit>
+  void ForEachChunk(const Visit& visit) const {
+    size_t row = 0;
+    int64_t place = 0;  // in the batch
+    for (const ChunkRows& chunk : slot_.chunks) {
+      HoldTable::Tokens tokens{.name = chunk.hold, .labels = {}};
+      std::vector<int32_t> found;
+      for (int64_t i = 0; i < chunk.tokens; ++i, ++place) {
+        if (chunk.labels[i] == chunk.ignore_index) continue;
+        const bool has_row = row < rows_.batch_rows.size() && rows_.batch_rows[row] == place;
+        tokens.labels.push_back(static_cast<int32_t>(chunk.labels[i]));
+        found.push_back(has_row ? static_cast<int32_t>(row++) : HoldTable::kNoRow);
+      }
+      visit(std::move(tokens), std::move(found));
+    }
+  }
+
+ private:
+  const CudaSlot& slot_;
+  const BatchRows& rows_;
+};
 
 }  // namespace
 
@@ -38,26 +63,33 @@ Result CudaBackend::AllocateHold() {
   return {};
 }
 
-// Of a batch without gradients: all of its rows are kept, for the chunks that want it.
-void CudaBackend::KeepRows(const BatchKey& kind, const CudaSlot& slot, LinearCrossEntropy::Batch* batch) {
-  if (!holds_.has_value() || batch->rows == 0 || !step_.Holds(*batch)) return;
-  const std::optional<int64_t> first = holds_->Allocate(batch->rows);
+void CudaBackend::UseHold(const BatchKey& kind, CudaSlot& slot, const BatchRows& rows,
+                          const std::vector<int32_t>& held, LinearCrossEntropy::Batch* batch) {
+  if (!kind.holds || !holds_.has_value() || rows.rows == 0) return;
+  if (kind.mode == ComputeMode::kLossOnly) {
+    KeepRows(kind, slot, rows, batch);
+    if (batch->hold_use == Hold::kKeep) slot.report.rows_held = rows.rows;
+    return;
+  }
+  TakeRows(slot, rows, held, batch);
+  (batch->hold_use == Hold::kTake ? slot.report.rows_taken : slot.report.rows_recomputed) = rows.rows;
+}
+
+void CudaBackend::KeepRows(const BatchKey& kind, const CudaSlot& slot, const BatchRows& rows,
+                           LinearCrossEntropy::Batch* batch) {
+  if (!step_.Holds(*batch)) return;
+  const std::optional<int64_t> first = holds_->Allocate(rows.rows);
   if (!first.has_value()) return;
+  batch->hold_use = Hold::kKeep;
   batch->hold = &hold_space_;
   batch->first_held = *first;
-  int64_t row = *first;
-  for (const ChunkRows& chunk : slot.chunks) {
-    const HoldTable::Tokens tokens = TokensOf(chunk);
-    const auto rows = static_cast<int64_t>(
-        chunk.tokens - std::count(tokens.labels.begin(), tokens.labels.end(), chunk.ignore_index));
-    holds_->Add(tokens, row, TermsOf(kind), LinearCrossEntropy::KeepsMoments(*batch));
-    row += rows;
-  }
-  // Rows of no weight of which nothing else is wanted are no rows of the batch, and places are then others.
-  if (row != *first + batch->rows) {
-    for (const ChunkRows& chunk : slot.chunks) holds_->Release(TokensOf(chunk));
-    batch->hold = nullptr;
-  }
+  const Moments moments = LinearCrossEntropy::KeepsMoments(*batch) ? Moments::kYes : Moments::kNo;
+  HeldTokens(slot, rows).ForEachChunk([&](HoldTable::Tokens tokens, std::vector<int32_t> found) {
+    for (int32_t& row : found) {
+      if (row != HoldTable::kNoRow) row += static_cast<int32_t>(*first);
+    }
+    holds_->Add(std::move(tokens), std::move(found), TermsOf(kind), moments);
+  });
 }
 
 std::vector<int32_t> CudaBackend::FindRows(const BatchKey& kind, const CudaSlot& slot,
@@ -65,25 +97,27 @@ std::vector<int32_t> CudaBackend::FindRows(const BatchKey& kind, const CudaSlot&
   if (!holds_.has_value()) return {};
   std::vector<int32_t> held;
   held.reserve(static_cast<size_t>(rows.rows));
-  size_t next = 0;
-  int64_t first = 0;
-  for (const ChunkRows& chunk : slot.chunks) {
-    std::vector<bool> wanted(static_cast<size_t>(chunk.tokens));
-    for (; next < rows.batch_rows.size() && rows.batch_rows[next] < first + chunk.tokens; ++next) {
-      wanted[static_cast<size_t>(rows.batch_rows[next] - first)] = true;
-    }
-    if (!holds_->Find(TokensOf(chunk), wanted, TermsOf(kind), kind.entropy_gradients, &held)) return {};
-    first += chunk.tokens;
-  }
-  return held;
+  const Moments needed = kind.entropy_gradients ? Moments::kYes : Moments::kNo;
+  bool all = true;
+  HeldTokens(slot, rows)
+      .ForEachChunk([&](const HoldTable::Tokens& tokens, const std::vector<int32_t>& found) {
+        std::vector<bool> wanted(found.size());
+        for (size_t i = 0; i < found.size(); ++i) wanted[i] = found[i] != HoldTable::kNoRow;
+        all = all && holds_->Find(tokens, wanted, TermsOf(kind), needed, &held);
+      });
+  return all ? held : std::vector<int32_t>();
 }
 
-void CudaBackend::TakeRows(const CudaSlot& slot, const std::vector<int32_t>& held,
+void CudaBackend::TakeRows(const CudaSlot& slot, const BatchRows& rows, const std::vector<int32_t>& held,
                            LinearCrossEntropy::Batch* batch) {
-  for (const ChunkRows& chunk : slot.chunks) {
-    if (holds_.has_value()) holds_->Release(TokensOf(chunk));
-  }
-  if (held.empty() || !step_.Holds(*batch)) return;
+  HeldTokens(slot, rows)
+      .ForEachChunk([&](const HoldTable::Tokens& tokens, const std::vector<int32_t>& /*found*/) {
+        holds_->Release(tokens);
+      });
+  // A frozen head's batch without dX, say, has nothing to take them for.
+  const bool gradients = batch->dx != nullptr || batch->weight_gradient != kernels::WeightGradient::kNone;
+  if (held.empty() || !gradients || !step_.Holds(*batch)) return;
+  batch->hold_use = Hold::kTake;
   batch->hold = &hold_space_;
   batch->first_held = held.front();
   const auto follows = [](int32_t one, int32_t next) { return next != one + 1; };

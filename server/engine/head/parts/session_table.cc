@@ -526,6 +526,7 @@ BatchKey SessionTable::TileKind(BatchKey of_chunk, Gradient* gradient) const {
   of_chunk.mode = ComputeMode::kWeightGradientOnly;
   of_chunk.dx_type = {};
   of_chunk.returns = {};
+  of_chunk.holds = false;
   of_chunk.gradient = gradient;
   if (settings_.fixed_segments) of_chunk.segments = kernels::Segments::kFixed;
   return of_chunk;
