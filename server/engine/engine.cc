@@ -179,6 +179,8 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config,
   environment.counters = &counters_;
   environment.regions = &regions_;
   environment.find_head = [this](const std::string& name) { return FindHead(name); };
+  environment.heads = [this] { return Heads(); };
+  environment.budget = budget_;
   environment.limits = options_.chunk_limits;
   environment.place_timeout = options_.place_timeout;
   environment.incarnation = incarnation_;

@@ -64,9 +64,6 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   if (absl::Status status = CheckAlive(); !status.ok()) return status;
   const HeadConfig& config = head_->config();
   if (absl::Status status = internal::ValidateBatch(config, batch, outputs); !status.ok()) return status;
-  if (batch.distillation && lanes_.link().options().deterministic == Deterministic::kYes) {
-    return absl::InvalidArgumentError("distillation is set, but a deterministic session has no soft targets");
-  }
   if (batch.labels.empty()) return internal::ResultOfNothing(batch);
   auto places = internal::FindPlaces(head_->regions(), config, batch, outputs);
   if (!places.ok()) return places.status();

@@ -118,12 +118,14 @@ absl::Status Head::MarkDeleted(const absl::Status& status, DiscardGradient disca
 void Head::Shutdown(std::function<void()> released) {
   EndStreams();
   environment_.scheduler->Resume(this);
-  environment_.scheduler->Post(this, [self = shared_from_this(), released = std::move(released)] {
-    self->teaching_.WhenUnused([head = self.get(), released] {
-      head->Release();
-      released();
-    });
-  });
+  const MutexLock lock(mutex_);
+  PostLastLocked({.closes = LastTask::Closes::kNone, .changes_weights = true},
+                 [self = shared_from_this(), released = std::move(released)] {
+                   self->teaching_.WhenUnused([head = self.get(), released] {
+                     head->Release();
+                     released();
+                   });
+                 });
 }
 
 // After the head has ended.

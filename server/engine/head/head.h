@@ -73,6 +73,9 @@ struct HeadEnvironment {
   const RegionTable* regions = nullptr;
   // Heads of the same device, by name; NOT_FOUND if there is none. Called without any lock of a head held.
   std::function<absl::StatusOr<std::shared_ptr<Head>>(const std::string&)> find_head;
+  // All of them. Likewise.
+  std::function<std::vector<std::shared_ptr<Head>>()> heads;
+  std::shared_ptr<MemoryBudget> budget;  // of the device
   ChunkLimits limits;
   // How long chunks of a deterministic session wait for others to bring what is missing before them.
   absl::Duration place_timeout = absl::Seconds(10);
@@ -399,6 +402,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
   std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() override;
+  // Those that this head teaches, and what is in their tiles or waits to be added.
+  std::vector<std::shared_ptr<BatchSource>> Borrowers() override;
+  std::vector<std::shared_ptr<QueuedChunk>> TakeBorrowed(const BatchSource& teacher) override;
   void OnBatchEnded() override { ++gradient_changes_; }
   void OnChunkDone(ChunkItem& item) override;
   // Nobody may read dW or add to it any more.
@@ -417,6 +423,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   static void Call(const Resumes& resumes);
 
   // Chunks (head_chunks.cc).
+  // Memory for the teacher's rows in the tiles of this session: RESOURCE_EXHAUSTED with a table without it.
+  absl::Status WidenTiles(const std::string& session_id, const Chunk& chunk)
+      ABSL_LOCKS_EXCLUDED(widen_mutex_, mutex_);
   absl::Status CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) const;
   absl::StatusOr<Admission> AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -588,10 +597,22 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Puts the norm and the count that a caller got of a gradient into the counters.
   void CountGradient(double norm, int64_t non_finite);
 
-  // Runs `task` on the device thread once everything that was accepted before is in the gradients; with
-  // `marks`, rows that wait in tiles are added for it only if the marks match then.
-  void PostLastLocked(std::optional<std::vector<SessionMarks>> marks, std::function<void()> task)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A task that something has to be finished for.
+  struct LastTask {
+    // The tiles that are closed as they are.
+    enum class Closes { kAll, kSoftTargets, kNone };
+    Closes closes = Closes::kAll;
+    // Whether it may change the weights: then those tiles of other heads, too, that wait with soft targets
+    // of this one.
+    bool changes_weights = false;
+    // If set: none of all this unless they match.
+    std::optional<std::vector<SessionMarks>> marks = {};
+  };
+  // Runs `task` on the device thread once everything that was accepted before is in the gradients, or in
+  // tiles that `last` leaves alone.
+  void PostLastLocked(LastTask last, std::function<void()> task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The last task that is next, if it is going to do anything.
+  const LastTask* DueLastTaskLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BeginLastTask() ABSL_LOCKS_EXCLUDED(mutex_);
   // Posts the work on the gradients that follows from a change of the window.
   void PostWindowWorkLocked(std::function<void()> task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -697,10 +718,11 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   std::vector<std::function<void()>> published_waiters_ ABSL_GUARDED_BY(mutex_);
   LogitsQueue logits_ ABSL_GUARDED_BY(mutex_);
   int64_t window_work_ ABSL_GUARDED_BY(mutex_) = 0;  // tasks of PostWindowWorkLocked that have not run
-  // What has to match for each of the tasks that PostLastLocked posted, in order.
-  std::deque<std::optional<std::vector<SessionMarks>>> last_tasks_ ABSL_GUARDED_BY(mutex_);
+  // The tasks that PostLastLocked posted, in order.
+  std::deque<LastTask> last_tasks_ ABSL_GUARDED_BY(mutex_);
 
   Mutex begin_write_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one staging buffer is made at a time
+  Mutex widen_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);        // tiles get room for one teacher at a time
   const int64_t logits_rows_;                             // of a job
 };
 

@@ -50,6 +50,7 @@ std::deque<StartedChunk> Head::Start(const std::vector<std::shared_ptr<QueuedChu
     for (const std::shared_ptr<QueuedChunk>& chunk : chunks) {
       auto item = std::static_pointer_cast<ChunkItem>(chunk);
       if (item->is_piece()) {
+        sessions_.NotePieceStarted(*item);
         if (lifecycle_.alive().ok()) started.emplace_back().item = std::move(item);
         continue;
       }
@@ -133,15 +134,39 @@ void Head::FillTiles(ChunkItem& item) {
   Call(filled.resumes);
 }
 
-// Called before the window ends or is read as a whole, and before new weights come.
+// Called before the window ends or is read as a whole, before new weights come and before a save.
 std::vector<std::shared_ptr<QueuedChunk>> Head::TakeUnfinished() {
   const MutexLock lock(mutex_);
   if (!lifecycle_.alive().ok()) return {};
-  // If its marks do not match, the call is going to fail and must change nothing: the tiles stay as they are.
-  // Everything that it has to wait for has ended, so the marks can be compared now.
-  const bool conditional = !last_tasks_.empty() && last_tasks_.front().has_value();
-  if (conditional && !sessions_.Match(*last_tasks_.front()).ok()) return {};
-  std::vector<std::shared_ptr<ChunkItem>> items = sessions_.TakeUnfinished();
+  const LastTask* const due = DueLastTaskLocked();
+  if (due == nullptr || due->closes == LastTask::Closes::kNone) return {};
+  std::vector<std::shared_ptr<ChunkItem>> items =
+      due->closes == LastTask::Closes::kAll ? sessions_.TakeUnfinished() : sessions_.TakeTaught();
+  return {items.begin(), items.end()};
+}
+
+std::vector<std::shared_ptr<BatchSource>> Head::Borrowers() {
+  {
+    const MutexLock lock(mutex_);
+    const LastTask* const due = DueLastTaskLocked();
+    if (due == nullptr || !due->changes_weights) return {};
+  }
+  std::vector<std::shared_ptr<BatchSource>> students;
+  for (std::shared_ptr<Head>& head : environment_.heads()) {
+    if (head.get() == this) continue;  // its own tiles are closed by TakeUnfinished, or go with it
+    const MutexLock lock(head->mutex_);
+    if (head->lifecycle_.alive().ok() && head->sessions_.LearnsInTiles(number_)) {
+      students.push_back(std::move(head));
+    }
+  }
+  return students;
+}
+
+std::vector<std::shared_ptr<QueuedChunk>> Head::TakeBorrowed(const BatchSource& teacher) {
+  const MutexLock lock(mutex_);
+  if (!lifecycle_.alive().ok()) return {};
+  std::vector<std::shared_ptr<ChunkItem>> items =
+      sessions_.TakeTaughtBy(static_cast<const Head&>(teacher).number_);
   return {items.begin(), items.end()};
 }
 

@@ -41,11 +41,13 @@ uint64_t Head::restores() const {
 // Saving
 
 void Head::Save(SaveAs as, std::vector<SessionMarks> named, StateSink* sink, SavedCallback done) {
-  // Not PostLast: what tiles hold stays there, so that the sum is that of an undisturbed run.
-  environment_.scheduler->Post(this, [self = shared_from_this(), as, named = std::move(named), sink,
-                                      done = std::move(done)]() mutable {
-    self->SaveNow(as, std::move(named), sink, std::move(done));
-  });
+  const MutexLock lock(mutex_);
+  // What tiles hold stays there, so that the sum is that of an undisturbed run. Not so soft targets: when
+  // this head is restored, their teacher may have other weights, or be gone.
+  PostLastLocked({.closes = LastTask::Closes::kSoftTargets},
+                 [self = shared_from_this(), as, named = std::move(named), sink, done = std::move(done)] {
+                   self->SaveNow(as, named, sink, done);
+                 });
 }
 
 void Head::SaveNow(SaveAs as, std::vector<SessionMarks> named, StateSink* sink, SavedCallback done) {
@@ -157,10 +159,12 @@ void Head::Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<
 }
 
 void Head::PostSettled(std::function<void()> task) {
-  environment_.scheduler->Post(this, [self = shared_from_this(), task = std::move(task)]() mutable {
-    if (self->Settled()) return task();
-    self->PostSettled(std::move(task));  // behind the work that came while this waited
-  });
+  const MutexLock lock(mutex_);
+  PostLastLocked({.closes = LastTask::Closes::kNone, .changes_weights = true},
+                 [self = shared_from_this(), task = std::move(task)] {
+                   if (self->Settled()) return task();
+                   self->PostSettled(task);  // behind the work that came while this waited
+                 });
 }
 
 bool Head::Settled() const {

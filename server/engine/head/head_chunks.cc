@@ -13,10 +13,9 @@ namespace {
 
 // A tile may outlive its chunks' answers, after which a client may write to its region again.
 void KeepOperands(Chunk& chunk) {
-  const Payload& hidden_states = chunk.hidden_states;
-  const bool in_region = hidden_states.size() > 0 && hidden_states.kept_bytes() == 0;
-  if (in_region && hidden_states.place() != MemoryPlace::kDevice) {
-    chunk.hidden_states = hidden_states.Gathered();
+  for (Payload* const rows : {&chunk.hidden_states, &chunk.teacher_hidden}) {
+    const bool in_region = rows->size() > 0 && rows->kept_bytes() == 0;
+    if (in_region && rows->place() != MemoryPlace::kDevice) *rows = rows->Gathered();
   }
 }
 
@@ -38,6 +37,7 @@ absl::Status CheckHolder(const Chunk& chunk, bool deterministic) {
 absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk& chunk,
                                               std::function<void()> resume) {
   bool deterministic = false;
+  bool adds = false;
   {
     const MutexLock lock(mutex_);
     const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -47,6 +47,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
       return Submission::kWait;
     }
     deterministic = sessions_.IsDeterministic(lane.session_id);
+    adds = *admission == Admission::kTake && HasWeightGradient(chunk.mode);
   }
   if (absl::Status refusal = CheckHolder(chunk, deterministic); !refusal.ok()) return refusal;
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
@@ -54,7 +55,10 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   // again.
   std::shared_ptr<Head> teacher;
   absl::Status rejection = CheckContent(chunk, &teacher);
-  if (rejection.ok() && deterministic) KeepOperands(chunk);
+  if (rejection.ok() && deterministic) {
+    KeepOperands(chunk);
+    if (teacher != nullptr && adds) rejection = WidenTiles(lane.session_id, chunk);
+  }
 
   const MutexLock lock(mutex_);
   const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -116,7 +120,28 @@ std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admi
   if (teacher != nullptr) item->batch_key.teacher.head_number = teacher->number_;
   item->teacher = std::move(teacher);
   item->chunk = std::move(chunk);
+  sessions_.NoteTeacher(*item);
   return item;
+}
+
+absl::Status Head::WidenTiles(const std::string& session_id, const Chunk& chunk) {
+  const MutexLock widening(widen_mutex_);
+  int64_t missing = 0;
+  {
+    const MutexLock lock(mutex_);
+    missing = sessions_.MissingForTeacher(session_id, chunk);
+  }
+  if (missing == 0) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<MemoryReservation>> memory = environment_.budget->Reserve(
+      config_.name, absl::StrCat("soft targets in a deterministic session of head ", config_.name),
+      {{"tiles", missing}});
+  if (!memory.ok()) {
+    return MakeError(memory.status().code(), ReasonOf(memory.status()), "teacher_hidden_states",
+                     memory.status().message());
+  }
+  const MutexLock lock(mutex_);
+  sessions_.WidenForTeacher(session_id, chunk, *std::move(memory));
+  return absl::OkStatus();
 }
 
 // Checks everything but the chunk's place, and finds its teacher and its regions.

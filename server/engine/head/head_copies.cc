@@ -125,9 +125,8 @@ void Head::Blend(std::shared_ptr<Head> source, const BlendRequest& request, cons
     if (can.ok()) {
       // As weights that are published: behind everything that was accepted before, and behind a step or a
       // write that was asked for.
-      PostLastLocked(std::nullopt, [self = shared_from_this(), source = std::move(source), request, done] {
-        done(self->BlendNow(*source, request));
-      });
+      PostLastLocked({.changes_weights = true}, [self = shared_from_this(), source = std::move(source),
+                                                 request, done] { done(self->BlendNow(*source, request)); });
     }
   }
   if (!can.ok()) done(can);

@@ -62,7 +62,7 @@ std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generat
   if (environment_.place.shared()) {
     *together = EndingLocked();
   } else {
-    PostLastLocked(marks, [self = shared_from_this()] { self->Seal(); });
+    PostLastLocked({.marks = marks}, [self = shared_from_this()] { self->Seal(); });
   }
   return std::nullopt;
 }

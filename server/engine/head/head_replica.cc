@@ -151,9 +151,8 @@ void Head::SealPart(const WindowEnd& end, const std::function<void(absl::StatusO
     if (!answer.has_value()) {
       std::optional<std::vector<SessionMarks>> marks;
       if (!LooksAtAll(end)) marks = MarksAt(environment_.place, end.marks);
-      PostLastLocked(std::move(marks), [self = shared_from_this(), ending = window_.ending(), end, done] {
-        done(self->SealedPart(ending, end));
-      });
+      PostLastLocked({.marks = std::move(marks)}, [self = shared_from_this(), ending = window_.ending(), end,
+                                                   done] { done(self->SealedPart(ending, end)); });
     }
   }
   if (answer.has_value()) done(*std::move(answer));

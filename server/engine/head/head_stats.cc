@@ -36,7 +36,7 @@ void Head::PostStatsLocked(uint64_t generation, std::vector<SessionMarks> marks,
   if (marks.empty()) {
     environment_.scheduler->Post(this, std::move(task));
   } else {
-    PostLastLocked(std::move(marks), std::move(task));
+    PostLastLocked({.marks = std::move(marks)}, std::move(task));
   }
 }
 

@@ -48,7 +48,9 @@ absl::StatusOr<uint64_t> Head::TeacherVersion() const {
 absl::StatusOr<uint64_t> Head::PrepareTeacherOf(const std::vector<std::shared_ptr<QueuedChunk>>& chunks) {
   for (const std::shared_ptr<QueuedChunk>& chunk : chunks) {
     const auto& item = static_cast<const ChunkItem&>(*chunk);
-    if (item.teacher == nullptr) continue;
+    // What a piece takes was prepared for its chunks, with the weights that they had: until it is done the
+    // teacher keeps these, even if it was deleted (BatchSource::Borrowers).
+    if (item.teacher == nullptr || item.is_piece()) continue;
     absl::StatusOr<uint64_t> version = item.teacher->TeacherVersion();
     if (!version.ok()) return version;
     absl::Status prepared = backend_->PrepareTeacher(*item.teacher->backend_);

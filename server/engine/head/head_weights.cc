@@ -85,7 +85,7 @@ void Head::CommitWrite(const std::string& write_id, CommitCallback done) {
 }
 
 void Head::PostPublishLocked(std::shared_ptr<StagedWrite> staged) {
-  PostLastLocked(std::nullopt,
+  PostLastLocked({.changes_weights = true},
                  [self = shared_from_this(), staged = std::move(staged)] { self->Publish(staged); });
 }
 

@@ -98,12 +98,20 @@ Head::Resumes Head::TakeWaitingLocked() {
   return waiting;
 }
 
-void Head::PostLastLocked(std::optional<std::vector<SessionMarks>> marks, std::function<void()> task) {
-  last_tasks_.push_back(std::move(marks));
+void Head::PostLastLocked(LastTask last, std::function<void()> task) {
+  last_tasks_.push_back(std::move(last));
   environment_.scheduler->PostLast(shared_from_this(), [self = shared_from_this(), task = std::move(task)] {
     self->BeginLastTask();
     task();
   });
+}
+
+// Everything that it has to wait for has ended, so its marks can be compared now. If they do not match, the
+// call is going to fail and must change nothing: tiles stay as they are.
+const Head::LastTask* Head::DueLastTaskLocked() const {
+  if (last_tasks_.empty()) return nullptr;
+  const LastTask& last = last_tasks_.front();
+  return last.marks.has_value() && !sessions_.Match(*last.marks).ok() ? nullptr : &last;
 }
 
 void Head::BeginLastTask() {
@@ -166,7 +174,7 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   if (environment_.place.shared()) {
     *together = EndingLocked();
   } else {
-    PostLastLocked(marks, [self = shared_from_this()] { self->Step(); });
+    PostLastLocked({.changes_weights = true, .marks = marks}, [self = shared_from_this()] { self->Step(); });
   }
   return std::nullopt;
 }

@@ -107,6 +107,7 @@ void BatchQueue::TakeUp(Line& line, Entry entry) {
 
 BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
   Settle();
+  if (recall_.has_value()) return GoOnWithRecall(now);
   // In turns, so that neither can keep the other waiting.
   if (!task_was_last_ && RunReadyTask()) return {true, now};
   const Step step = StartReady(now);
@@ -127,13 +128,54 @@ bool BatchQueue::RunReadyTask() {
     if (oldest == nullptr || line.held.front().number < oldest->held.front().number) oldest = &line;
   }
   if (oldest == nullptr) return false;
-  if (TakeUpUnfinished(*oldest)) return true;
-  const Task task = std::move(oldest->held.front().task);
-  oldest->held.pop_front();
-  Release(*oldest);
+  if (TakeUpUnfinished(*oldest) || BeginRecall(*oldest)) return true;
+  RunTask(*oldest);
+  return true;
+}
+
+void BatchQueue::RunTask(Line& line) {
+  const Task task = std::move(line.held.front().task);
+  line.held.pop_front();
+  Release(line);
   task_was_last_ = true;
   task();
+}
+
+bool BatchQueue::BeginRecall(Line& line) {
+  const std::shared_ptr<BatchSource>& lender = line.held.front().source;
+  if (lender == nullptr) return false;
+  std::vector<std::shared_ptr<BatchSource>> borrowers = lender->Borrowers();
+  if (borrowers.empty()) return false;
+  recall_ = Recall{&line, std::move(borrowers), {}};
   return true;
+}
+
+// What is under way may leave more. As nothing else starts, this comes to an end.
+BatchQueue::Step BatchQueue::GoOnWithRecall(Clock::time_point now) {
+  if (recall_->chunks.empty()) {
+    for (const std::shared_ptr<BatchSource>& borrower : recall_->borrowers) {
+      const auto it = lines_.find(borrower.get());
+      if (it != lines_.end() && it->second.under_way > 0) return {};
+    }
+    const std::shared_ptr<BatchSource> lender = recall_->line->held.front().source;
+    for (const std::shared_ptr<BatchSource>& borrower : recall_->borrowers) {
+      for (std::shared_ptr<QueuedChunk>& chunk : borrower->TakeBorrowed(*lender)) {
+        Withdraw(borrower.get(), {chunk});
+        recall_->chunks.emplace_back(borrower, std::move(chunk));
+      }
+    }
+  }
+  if (recall_->chunks.empty()) {
+    Line& line = *recall_->line;
+    recall_.reset();
+    RunTask(line);
+    return {true, now};
+  }
+  if (device_->BatchesUnderWay() >= device_->MostBatches()) return {};
+  const auto [source, chunk] = std::move(recall_->chunks.front());
+  recall_->chunks.pop_front();
+  Start(lines_[source.get()], *source, {chunk}, chunk->rows);
+  return {true, now};
 }
 
 bool BatchQueue::TakeUpUnfinished(Line& line) {
@@ -202,13 +244,18 @@ void BatchQueue::RunJob(Line& line) {
 void BatchQueue::StartBatch(Line& line) {
   const std::shared_ptr<BatchSource> source = line.source;
   const int64_t rows = std::exchange(line.next, {}).rows;
-  if (rows > 0) line.lead += std::max(rows, kCheapestRows) * source->CostPerRow();
   std::vector<std::shared_ptr<QueuedChunk>> batch = line.chunks.Take();
   if (line.chunks.Empty()) line.source = nullptr;
   task_was_last_ = false;
+  Start(line, *source, std::move(batch), rows);
+}
+
+void BatchQueue::Start(Line& line, BatchSource& source, std::vector<std::shared_ptr<QueuedChunk>> batch,
+                       int64_t rows) {
+  if (rows > 0) line.lead += std::max(rows, kCheapestRows) * source.CostPerRow();
   ++line.under_way;
   // A line stays where it is while anything of it is under way.
-  source->StartBatch(std::move(batch), [&line] { --line.under_way; });
+  source.StartBatch(std::move(batch), [&line] { --line.under_way; });
 }
 
 }  // namespace lossd::engine

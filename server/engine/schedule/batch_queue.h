@@ -22,6 +22,10 @@
 // Chunks may have follow-ups: work that is left of them when they were answered (tiles that are complete).
 // Tasks wait for the follow-ups of all chunks before them, too.
 //
+// A task may change what other lines compute with: the weights of a head that teaches them. They may go on
+// with chunks that are not started, but not with what is left of those that were: so that comes first, and
+// nothing else starts meanwhile (a recall).
+//
 // Belongs to the device's owner thread.
 #ifndef LOSSD_SERVER_ENGINE_SCHEDULE_BATCH_QUEUE_H_
 #define LOSSD_SERVER_ENGINE_SCHEDULE_BATCH_QUEUE_H_
@@ -32,6 +36,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "server/engine/device/head_backend.h"
@@ -54,6 +60,12 @@ class BatchSource {
   // What chunks that ended left unfinished because more was to come: to be finished as it is. See
   // BatchQueue::AddLastTask.
   virtual std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() { return {}; }
+  // Asked before a last task: other sources that may have work left which needs what the task is to change.
+  virtual std::vector<std::shared_ptr<BatchSource>> Borrowers() { return {}; }
+  // That work, `lender` being whose task it is: what chunks left unfinished, as it is, and of what is queued
+  // already that which needs it. All of it is started before this is asked again. No batch of this source is
+  // under way.
+  virtual std::vector<std::shared_ptr<QueuedChunk>> TakeBorrowed(const BatchSource& /*lender*/) { return {}; }
 };
 
 class BatchQueue {
@@ -69,7 +81,8 @@ class BatchQueue {
   void Withdraw(const BatchSource* source, const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   // The line is `source`'s; null has one too.
   void AddTask(const BatchSource* source, Task task);
-  // A task before which everything unfinished is finished: `source` is asked for it, until there is none.
+  // A task before which everything unfinished is finished: `source` is asked for it, until there is none, and
+  // so are its Borrowers.
   void AddLastTask(std::shared_ptr<BatchSource> source, Task task);
   // `chunk` was started, and its batch has not ended, or was the last thing that happened.
   void AddFollowUp(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
@@ -127,6 +140,10 @@ class BatchQueue {
   static void TakeUp(Line& line, Entry entry);
   // What a task that is next in this line has to wait for all the same.
   bool TakeUpUnfinished(Line& line);
+  void RunTask(Line& line);
+  // Whether others have something to finish before the task that is next in this line.
+  bool BeginRecall(Line& line);
+  Step GoOnWithRecall(Clock::time_point now);
   // Forgets lines that have nothing and are ahead of nobody.
   void Settle();
   bool RunReadyTask();
@@ -144,11 +161,20 @@ class BatchQueue {
   Clock::time_point StartTime(const Candidate& candidate) const;
   static void RunJob(Line& line);
   void StartBatch(Line& line);
+  void Start(Line& line, BatchSource& source, std::vector<std::shared_ptr<QueuedChunk>> batch, int64_t rows);
+
+  struct Recall {
+    Line* line = nullptr;  // whose task waits
+    std::vector<std::shared_ptr<BatchSource>> borrowers;
+    std::deque<std::pair<std::shared_ptr<BatchSource>, std::shared_ptr<QueuedChunk>>>
+        chunks;  // to be started
+  };
 
   const Device* const device_;
   const Clock::duration window_;
   std::map<const BatchSource*, Line> lines_;  // those that are busy, and those ahead of others
   uint64_t next_number_ = 0;
+  std::optional<Recall> recall_;
   bool may_pause_ = true;
   bool task_was_last_ = false;
 };

@@ -1,5 +1,5 @@
 // Deterministic sessions through real gRPC: dW has the same bits whatever the size of chunks and of batches,
-// the order of these, the number of lanes, and the network do.
+// the order of these, the number of lanes, and the network do, with soft targets and without.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -38,12 +39,16 @@ struct Stretch {
   float lse_square_scale;
   float gradient_scale;
   float softcap;
+  const char* teacher;  // null: none
+  float temperature;
 };
-constexpr Stretch kStretches[] = {{150, 0, 0, 1, 0},
-                                  {300, 0.1F, 0, 1, 0},
-                                  {420, 0, 1e-3F, 0.25F, 0},
-                                  {500, 0.2F, 1e-4F, 0.25F, 5},
-                                  {kTokens, 0, 0, 2, 5}};
+constexpr Stretch kStretches[] = {
+    {150, 0, 0, 1, 0, nullptr, 1},        {200, 0.1F, 0, 1, 0, nullptr, 1},
+    {270, 0.1F, 0, 1, 0, "narrow", 1},    {300, 0.1F, 0, 1, 0, "wide", 1},
+    {420, 0, 1e-3F, 0.25F, 0, "wide", 2}, {500, 0.2F, 1e-4F, 0.25F, 5, nullptr, 1},
+    {600, 0, 0, 2, 5, "narrow", 3},       {kTokens, 0, 0, 2, 5, nullptr, 1}};
+constexpr int64_t kNarrow = 6;  // hidden sizes of the teachers
+constexpr int64_t kWide = 28;
 
 const Stretch& StretchOf(int64_t token) {
   return *std::find_if(std::begin(kStretches), std::end(kStretches),
@@ -62,11 +67,21 @@ class DeterministicClientTest : public ::testing::Test {
       : server_(Options()),
         labels_(RandomLabels(kTokens, kVocab, 3)),
         hidden_(RandomFloats(kTokens * kHidden, 4)),
-        weights_(RandomFloats(kTokens, 5)) {
+        weights_(RandomFloats(kTokens, 5)),
+        teacher_hidden_(RandomFloats(kTokens * kWide, 6)) {
     for (int64_t i = 0; i < kTokens; i += 5) labels_[static_cast<size_t>(i)] = -100;
     const Head head = HeadAt(server_.target());
     const auto written = head.WriteWeights(DataType::kFloat32, RandomFloats(kVocab * kHidden, 1).data());
     EXPECT_TRUE(written.ok()) << written.status();
+    for (const auto& [name, width] : {std::pair("narrow", kNarrow), std::pair("wide", kWide)}) {
+      const auto teacher = clients_.back()->CreateHead({.name = name,
+                                                        .vocab_size = kVocab,
+                                                        .hidden_size = width,
+                                                        .weight_type = DataType::kFloat32,
+                                                        .frozen = true});
+      EXPECT_TRUE(teacher.ok()) << teacher.status();
+      EXPECT_TRUE(teacher->WriteWeights(DataType::kFloat32, RandomFloats(kVocab * width, 2).data()).ok());
+    }
   }
 
   Head HeadAt(const std::string& target) {
@@ -92,6 +107,14 @@ class DeterministicClientTest : public ::testing::Test {
     batch.loss.lse_square_scale = stretch.lse_square_scale;
     batch.loss.softcap = stretch.softcap;
     batch.token_weights = std::span(weights_).subspan(static_cast<size_t>(first), batch.labels.size());
+    if (stretch.teacher != nullptr) {
+      const int64_t width = stretch.teacher == std::string_view("narrow") ? kNarrow : kWide;
+      batch.distillation = {.teacher = stretch.teacher,
+                            .hidden_size = width,
+                            .hidden_states = teacher_hidden_.data() + first * width,
+                            .temperature = stretch.temperature,
+                            .label_weight = 0.5F};
+    }
     return batch;
   }
   void Compute(Session& session, int64_t first, int64_t end, std::optional<int64_t> place = std::nullopt) {
@@ -130,6 +153,7 @@ class DeterministicClientTest : public ::testing::Test {
   std::vector<int64_t> labels_;
   std::vector<float> hidden_;
   std::vector<float> weights_;
+  std::vector<float> teacher_hidden_;  // of the wide one; the narrow one takes the beginning
 };
 
 TEST_F(DeterministicClientTest, TheBitsAreTheSameInSixtyRandomSchedules) {
@@ -198,16 +222,17 @@ TEST_F(DeterministicClientTest, AProcessThatWasRestartedSaysWhereItGoesOn) {
     auto session = head.OpenSession(options);
     ASSERT_TRUE(session.ok()) << session.status();
     Compute(*session, 0, 150);
-    const auto result = session->Compute(BatchOf(150, 300), {});
+    const auto result = session->Compute(BatchOf(150, 200), {});
     ASSERT_TRUE(result.ok()) << result.status();
     sequences = result->first_sequences;
   }
   auto session = head.OpenSession(options);
   ASSERT_TRUE(session.ok()) << session.status();
   ASSERT_TRUE(session->ResumeAt(sequences).ok());
-  Compute(*session, 150, 300, 150);  // once more, for its losses
-  for (const auto& [first, end] : {std::pair<int64_t, int64_t>{300, 420}, {420, 500}, {500, kTokens}}) {
-    Compute(*session, first, end);
+  Compute(*session, 150, 200, 150);  // once more, for its losses
+  int64_t first = 200;
+  for (const Stretch& stretch : kStretches) {
+    if (stretch.end > first) Compute(*session, std::exchange(first, stretch.end), stretch.end);
   }
   EXPECT_TRUE(Flush(head) == expected);
 }

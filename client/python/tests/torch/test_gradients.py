@@ -190,12 +190,13 @@ def test_gradients_of_the_z_loss_alone(heads: Any, reduction: str, name: str) ->
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none", "declared", "corrected"])
 @pytest.mark.parametrize("options", [{}, {"lse_square_scale": 0.01, "label_smoothing": 0.1}], ids=["plain", "options"])
-def test_soft_targets(heads: Any, reduction: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_soft_targets(heads: Any, deterministic: bool, reduction: str, options: dict[str, Any]) -> None:
     teacher = heads(frozen=True)
     soft = lossd.Distillation(teacher.remote.name, hidden_states(9), temperature=2.0, weight=0.7, label_weight=0.3)
     grad_scale = {"declared": 2.5, "corrected": 1.0}.get(reduction)
     check(
-        heads(),
+        heads(deterministic=deterministic),
         hidden_states(9),
         labels(9, masked=0.3),
         lambda o: scalar(o, 2.5),

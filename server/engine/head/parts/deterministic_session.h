@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "server/engine/device/head_backend.h"
@@ -24,13 +26,17 @@ inline void Drop(SessionMemory& memory) { const SessionMemory gone = std::exchan
 
 struct DeterministicSession {
   SessionMemory memory;  // the device thread's
-  const MemoryPlan plan;
+  MemoryPlan plan;       // what is reserved, also for teachers; guarded by the head's mutex
   const std::string id;
   const int32_t rank;
   const uint64_t number;     // the session's, among those of its head
   DeterministicTiles tiles;  // this and what follows: guarded by the head's mutex
   // When chunks began to wait for room without a chunk that could make some.
   absl::Time waiting_since = absl::InfiniteFuture();
+  // Numbers of the heads whose soft targets chunks of this window want.
+  std::set<uint64_t> teachers = {};
+  // For rows of teachers in the tiles: made when the first of them come, or wider ones.
+  std::vector<std::unique_ptr<MemoryReservation>> teacher_memory = {};
 };
 
 }  // namespace lossd::engine

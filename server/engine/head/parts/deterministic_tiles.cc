@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -75,6 +76,7 @@ struct DeterministicTiles::Stored {
   Chunk chunk;
   BatchKey kind;
   int64_t bytes = 0;
+  std::weak_ptr<Head> teacher;
   int64_t segments = 0;  // that are not in dW
 };
 
@@ -95,6 +97,16 @@ DeterministicTiles::DeterministicTiles(const ChunkLimits& limits, int64_t hidden
 
 int64_t DeterministicTiles::Bytes(const Chunk& chunk) {
   return std::max(chunk.kept_bytes(), chunk.payload_bytes()) + kChunkBytes;
+}
+
+int64_t DeterministicTiles::MissingForTeacher(int64_t row_bytes) const {
+  // A chunk's limit is for both hidden states: only the rows of the first incomplete tile take more.
+  return tile_tokens_ * std::max<int64_t>(0, row_bytes - teacher_row_bytes_);
+}
+
+void DeterministicTiles::WidenForTeacher(int64_t row_bytes) {
+  most_bytes_ += MissingForTeacher(row_bytes);
+  teacher_row_bytes_ = std::max(teacher_row_bytes_, row_bytes);
 }
 
 DeterministicTiles::Room DeterministicTiles::RoomFor(const Chunk& chunk) const {
@@ -141,10 +153,10 @@ void DeterministicTiles::GiveUp(int64_t place, int64_t tokens, int64_t bytes) {
   --claimed_;
 }
 
-void DeterministicTiles::Fill(Chunk chunk, const BatchKey& kind, int64_t bytes) {
+void DeterministicTiles::Fill(Chunk chunk, const BatchKey& kind, int64_t bytes, std::weak_ptr<Head> teacher) {
   int64_t place = *chunk.window_token;
   const int64_t end = place + chunk.tokens;
-  auto stored = std::make_shared<Stored>(Stored{std::move(chunk), kind, bytes, 0});
+  auto stored = std::make_shared<Stored>(Stored{std::move(chunk), kind, bytes, std::move(teacher), 0});
   while (place < end) {
     const int64_t tile = TileOf(place);
     const int64_t tokens = std::min(end, (tile + 1) * tile_tokens_) - place;
@@ -158,7 +170,11 @@ void DeterministicTiles::Fill(Chunk chunk, const BatchKey& kind, int64_t bytes) 
 
 void DeterministicTiles::Take(int64_t tile, std::vector<Piece>* pieces) {
   const size_t before = pieces->size();
-  std::vector<std::vector<ByteSpan>> parts;
+  struct Parts {
+    std::vector<ByteSpan> hidden_states;
+    std::vector<ByteSpan> teacher_hidden;
+  };
+  std::vector<Parts> parts;
   auto it = segments_.lower_bound(tile * tile_tokens_);
   while (it != segments_.end() && TileOf(it->first) == tile) {
     const Segment& segment = it->second;
@@ -166,6 +182,7 @@ void DeterministicTiles::Take(int64_t tile, std::vector<Piece>* pieces) {
     if (pieces->size() == before || !SameProduct(pieces->back(), stored.kind, stored.chunk)) {
       Piece& piece = pieces->emplace_back();
       piece.kind = stored.kind;
+      piece.teacher = stored.teacher;
       piece.chunk.hidden_type = stored.chunk.hidden_type;
       piece.chunk.mode = ComputeMode::kWeightGradientOnly;
       piece.chunk.ignore_index = kIgnored;
@@ -173,22 +190,26 @@ void DeterministicTiles::Take(int64_t tile, std::vector<Piece>* pieces) {
       piece.chunk.options = stored.chunk.options;
       parts.emplace_back();
     }
-    Append(it->first, segment, &pieces->back(), &parts.back());
+    Append(it->first, segment, &pieces->back());
+    AppendRows(it->first, segment, stored.chunk.hidden_states, &parts.back().hidden_states);
+    AppendRows(it->first, segment, stored.chunk.teacher_hidden, &parts.back().teacher_hidden);
     it = segments_.erase(it);
   }
   for (size_t i = before; i < pieces->size(); ++i) {
     Piece& piece = (*pieces)[i];
     auto owner = std::make_shared<std::vector<std::shared_ptr<Stored>>>(piece.rows);
-    piece.chunk.hidden_states = Payload(std::move(parts[i - before]), std::move(owner), /*kept_bytes=*/0);
+    Parts& of_piece = parts[i - before];
+    piece.chunk.hidden_states = Payload(std::move(of_piece.hidden_states), owner, /*kept_bytes=*/0);
+    if (!of_piece.teacher_hidden.empty()) {
+      piece.chunk.teacher_hidden = Payload(std::move(of_piece.teacher_hidden), owner, /*kept_bytes=*/0);
+    }
     ++handed_out_;
   }
 }
 
-void DeterministicTiles::Append(int64_t place, const Segment& segment, Piece* piece,
-                                std::vector<ByteSpan>* parts) {
+void DeterministicTiles::Append(int64_t place, const Segment& segment, Piece* piece) {
   const Chunk& from = segment.rows->chunk;
   const int64_t first = place - *from.window_token;
-  const int64_t row_bytes = from.hidden_states.size() / from.tokens;
   AppendFloats(from.token_weights, first, segment.tokens, 1.0f, piece->chunk.tokens,
                &piece->chunk.token_weights);
   AppendFloats(from.lse_gradients, first, segment.tokens, 0.0f, piece->chunk.tokens,
@@ -196,9 +217,15 @@ void DeterministicTiles::Append(int64_t place, const Segment& segment, Piece* pi
   AppendFloats(from.entropy_gradients, first, segment.tokens, 0.0f, piece->chunk.tokens,
                &piece->chunk.entropy_gradients);
   AppendLabels(from, first, segment.tokens, &piece->chunk.labels);
-  AppendParts(from.hidden_states, first * row_bytes, segment.tokens * row_bytes, parts);
   piece->chunk.tokens += segment.tokens;
   piece->rows.push_back(segment.rows);
+}
+
+void DeterministicTiles::AppendRows(int64_t place, const Segment& segment, const Payload& rows,
+                                    std::vector<ByteSpan>* parts) {
+  const Chunk& from = segment.rows->chunk;
+  const int64_t row_bytes = rows.size() / from.tokens;
+  AppendParts(rows, (place - *from.window_token) * row_bytes, segment.tokens * row_bytes, parts);
 }
 
 std::vector<DeterministicTiles::Piece> DeterministicTiles::TakeComplete() {
@@ -213,6 +240,19 @@ std::vector<DeterministicTiles::Piece> DeterministicTiles::TakeComplete() {
 std::vector<DeterministicTiles::Piece> DeterministicTiles::TakeAll() {
   std::vector<Piece> pieces;
   while (!segments_.empty()) Take(TileOf(segments_.begin()->first), &pieces);
+  return pieces;
+}
+
+std::vector<DeterministicTiles::Piece> DeterministicTiles::TakeTaught(std::optional<uint64_t> by) {
+  std::set<int64_t> tiles;
+  for (const auto& [place, segment] : segments_) {
+    const TeacherKind& teacher = segment.rows->kind.teacher;
+    if (teacher.backend != nullptr && by.value_or(teacher.head_number) == teacher.head_number) {
+      tiles.insert(TileOf(place));
+    }
+  }
+  std::vector<Piece> pieces;
+  for (const int64_t tile : tiles) Take(tile, &pieces);
   return pieces;
 }
 
@@ -250,10 +290,8 @@ DeterministicTiles::Content DeterministicTiles::content(const std::map<int64_t, 
     chunk.token_weights = slice(from.token_weights, sizeof(float));
     chunk.lse_gradients = slice(from.lse_gradients, sizeof(float));
     chunk.entropy_gradients = slice(from.entropy_gradients, sizeof(float));
-    const int64_t row_bytes = from.hidden_states.size() / from.tokens;
     std::vector<ByteSpan> parts;
-    AppendParts(from.hidden_states, static_cast<int64_t>(first) * row_bytes, segment.tokens * row_bytes,
-                &parts);
+    AppendRows(place, segment, from.hidden_states, &parts);
     chunk.hidden_states = Payload(std::move(parts), segment.rows, /*kept_bytes=*/0);
   }
   return content;

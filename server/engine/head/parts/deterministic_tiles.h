@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +22,8 @@
 #include "server/engine/memory/memory_budget.h"
 
 namespace lossd::engine {
+
+class Head;
 
 class DeterministicTiles {
   struct Stored;
@@ -47,22 +50,29 @@ class DeterministicTiles {
   // Frees the places of a claimed chunk that was not started, or was rejected.
   void GiveUp(int64_t place, int64_t tokens, int64_t bytes);
   static int64_t Bytes(const Chunk& chunk);
+  // What has to be reserved beyond KeptBytes, and beyond what was before, for rows with so many bytes of a
+  // teacher's hidden states; and that it is. Comes before the first RoomFor of a chunk with such rows.
+  int64_t MissingForTeacher(int64_t row_bytes) const;
+  void WidenForTeacher(int64_t row_bytes);
 
   // Puts a chunk that was claimed and answered into its tiles. `kind`: the kind of the product in which its
-  // rows go to dW.
-  void Fill(Chunk chunk, const BatchKey& kind, int64_t bytes);
+  // rows go to dW. `teacher`: the head that `kind.teacher` speaks of.
+  void Fill(Chunk chunk, const BatchKey& kind, int64_t bytes, std::weak_ptr<Head> teacher = {});
 
   // One product: a chunk of rows, and the chunks they come from, whose memory Done frees.
   struct Piece {
     BatchKey kind;
     Chunk chunk;
     std::vector<std::shared_ptr<Stored>> rows;  // whose they are
+    std::weak_ptr<Head> teacher;                // as of Fill
   };
   // Takes the tiles that are complete, in order.
   std::vector<Piece> TakeComplete();
   // Takes everything that is filled, before the window or the use of these weights ends. Rows that come into
   // the same tiles later make pieces of their own.
   std::vector<Piece> TakeAll();
+  // The same for the tiles that hold rows with soft targets, of the head with this number if one is given.
+  std::vector<Piece> TakeTaught(std::optional<uint64_t> by);
   void Done(const Piece& piece);
 
   // To be called once every piece is done.
@@ -76,8 +86,8 @@ class DeterministicTiles {
     std::map<int64_t, int64_t> filled;  // tokens, by tile
     std::vector<Chunk> kept;            // in order of places, each in one tile
   };
-  // No piece is under way. `claimed`: tokens by place of the chunks that are claimed and not filled; they are
-  // left out.
+  // No piece is under way, and no row has soft targets (TakeTaught). `claimed`: tokens by place of the chunks
+  // that are claimed and not filled; they are left out.
   Content content(const std::map<int64_t, int64_t>& claimed) const;
   // FAILED_PRECONDITION if tiles have another size here, and the window is not empty.
   absl::Status CheckContent(const Content& content) const;
@@ -91,17 +101,21 @@ class DeterministicTiles {
     int64_t tokens = 0;
   };
   void Take(int64_t tile, std::vector<Piece>* pieces);
-  static void Append(int64_t place, const Segment& segment, Piece* piece, std::vector<ByteSpan>* parts);
+  // The segment that begins at `place`: its inputs by token, and its rows of one of its chunk's payloads.
+  static void Append(int64_t place, const Segment& segment, Piece* piece);
+  static void AppendRows(int64_t place, const Segment& segment, const Payload& rows,
+                         std::vector<ByteSpan>* parts);
   int64_t TileOf(int64_t place) const { return place / tile_tokens_; }
   static void Untake(int64_t place, int64_t tokens, std::map<int64_t, int64_t>* taken);
 
   const int64_t tile_tokens_;
-  const int64_t most_bytes_;             // in all
+  int64_t most_bytes_;                   // in all
   const int64_t most_far_bytes_;         // that others may have than those of the first incomplete tile
   std::map<int64_t, int64_t> taken_;     // ends by beginnings, of places; no two touch
   std::map<int64_t, Segment> segments_;  // by the place they begin at
   std::map<int64_t, int64_t> filled_;    // tokens by tile, from next_ on
   int64_t next_ = 0;                     // the first tile that is not complete
+  int64_t teacher_row_bytes_ = 0;        // that there is room for
   int64_t kept_bytes_ = 0;
   int64_t claimed_ = 0;     // chunks
   int64_t handed_out_ = 0;  // pieces that are not done

@@ -1,7 +1,9 @@
 #include "server/engine/head/parts/session_table.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -405,7 +407,9 @@ bool SessionTable::OnlyLookedTo(const std::string& session_id, const LaneMarks& 
 void SessionTable::BeginWindow() {
   ledger_.BeginWindow();
   for (const auto& [id, session] : deterministic_) {
-    if (ledger_.Find(id) != nullptr) session->tiles.BeginWindow();
+    if (ledger_.Find(id) == nullptr) continue;
+    session->tiles.BeginWindow();
+    session->teachers.clear();
   }
 }
 
@@ -452,15 +456,13 @@ absl::Status SessionTable::CheckPlace(const std::string& session_id, const Chunk
     return Invalid(RejectReason::kOption, kWindowToken,
                    absl::StrCat("window_token is ", place, "; it must be in [0, ", kMostPlace, "]"));
   }
-  if (chunk.options.distillation.has_value()) {
-    return Invalid(RejectReason::kOption, "options.distillation",
-                   "options.distillation is set; chunks of a deterministic session have no soft targets");
-  }
-  if (chunk.hidden_states.place() == MemoryPlace::kDevice) {
-    return Invalid(
-        RejectReason::kOption, "hidden_states_region",
-        "hidden_states_region is of the device's memory; chunks of a deterministic session must be in "
-        "the host's");
+  for (const auto& [field, rows] : {std::pair("hidden_states_region", &chunk.hidden_states),
+                                    std::pair("teacher_hidden_states_region", &chunk.teacher_hidden)}) {
+    if (rows->place() != MemoryPlace::kDevice) continue;
+    return Invalid(RejectReason::kOption, field,
+                   absl::StrCat(field,
+                                " is of the device's memory; chunks of a deterministic session must be in "
+                                "the host's"));
   }
   switch (TilesOf(session_id)->RoomFor(chunk)) {
     case DeterministicTiles::Room::kFree:
@@ -502,12 +504,32 @@ bool SessionTable::MustWaitForRoom(const LaneAttachment& attachment, const Chunk
   return false;
 }
 
+int64_t SessionTable::MissingForTeacher(const std::string& session_id, const Chunk& chunk) const {
+  const DeterministicTiles* const tiles = TilesOf(session_id);
+  return tiles == nullptr ? 0 : tiles->MissingForTeacher(chunk.teacher_hidden.size() / chunk.tokens);
+}
+
+void SessionTable::WidenForTeacher(const std::string& session_id, const Chunk& chunk,
+                                   std::unique_ptr<MemoryReservation> memory) {
+  const auto it = deterministic_.find(session_id);
+  if (it == deterministic_.end()) return;
+  DeterministicSession& session = *it->second;
+  session.tiles.WidenForTeacher(chunk.teacher_hidden.size() / chunk.tokens);
+  session.plan.insert(session.plan.end(), memory->plan().begin(), memory->plan().end());
+  session.teacher_memory.push_back(std::move(memory));
+}
+
 void SessionTable::ClaimPlace(const Chunk& chunk, ChunkItem* item) {
   item->weight_gradient = ChunkItem::WeightGradient::kIntoTiles;
   item->deterministic = deterministic_.at(item->session_id);
   item->kept_bytes = DeterministicTiles::Bytes(chunk);
   item->deterministic->tiles.Claim(chunk);
   item->deterministic->waiting_since = absl::InfiniteFuture();
+}
+
+void SessionTable::NoteTeacher(const ChunkItem& item) {
+  if (item.teacher == nullptr || item.weight_gradient != ChunkItem::WeightGradient::kIntoTiles) return;
+  item.deterministic->teachers.insert(item.batch_key.teacher.head_number);
 }
 
 void SessionTable::GiveUpPlace(ChunkItem& item, Cut* cut) {
@@ -535,7 +557,7 @@ BatchKey SessionTable::TileKind(BatchKey of_chunk, Gradient* gradient) const {
 SessionTable::Filled SessionTable::FillPlace(ChunkItem& item) {
   const BatchKey kind = TileKind(item.batch_key, item.deterministic->memory.gradient.get());
   DeterministicTiles& tiles = item.deterministic->tiles;
-  tiles.Fill(std::move(item.chunk), kind, item.kept_bytes);
+  tiles.Fill(std::move(item.chunk), kind, item.kept_bytes, item.teacher);
   return {ItemsOf(item.deterministic, tiles.TakeComplete()), TakeWaiting(item.session_id)};
 }
 
@@ -554,6 +576,34 @@ std::vector<std::shared_ptr<ChunkItem>> SessionTable::TakeUnfinished() {
   return items;
 }
 
+std::vector<std::shared_ptr<ChunkItem>> SessionTable::TakeTaught() {
+  std::vector<std::shared_ptr<ChunkItem>> items;
+  for (const auto& [id, session] : deterministic_) {
+    for (std::shared_ptr<ChunkItem>& item : ItemsOf(session, session->tiles.TakeTaught(std::nullopt))) {
+      items.push_back(std::move(item));
+    }
+  }
+  return items;
+}
+
+bool SessionTable::LearnsInTiles(uint64_t teacher) const {
+  return std::any_of(deterministic_.begin(), deterministic_.end(),
+                     [teacher](const auto& entry) { return entry.second->teachers.contains(teacher); });
+}
+
+std::vector<std::shared_ptr<ChunkItem>> SessionTable::TakeTaughtBy(uint64_t teacher) {
+  // As pieces that wait they come behind those that did so before.
+  for (const auto& [id, session] : deterministic_) (void)ItemsOf(session, session->tiles.TakeTaught(teacher));
+  std::vector<std::shared_ptr<ChunkItem>> items;
+  std::copy_if(waiting_pieces_.begin(), waiting_pieces_.end(), std::back_inserter(items),
+               [teacher](const auto& item) { return item->batch_key.teacher.head_number == teacher; });
+  return items;
+}
+
+void SessionTable::NotePieceStarted(const ChunkItem& item) {
+  std::erase_if(waiting_pieces_, [&item](const auto& waiting) { return waiting.get() == &item; });
+}
+
 std::vector<std::shared_ptr<ChunkItem>> SessionTable::ItemsOf(
     const std::shared_ptr<DeterministicSession>& session, std::vector<DeterministicTiles::Piece> pieces) {
   std::vector<std::shared_ptr<ChunkItem>> items;
@@ -568,7 +618,9 @@ std::vector<std::shared_ptr<ChunkItem>> SessionTable::ItemsOf(
     item->deterministic = session;
     item->accepted = absl::Now();
     item->chunk = std::move(piece.chunk);
+    item->teacher = piece.teacher.lock();
     item->piece = std::move(piece);
+    if (item->teacher != nullptr) waiting_pieces_.push_back(item);
     items.push_back(std::move(item));
   }
   return items;
@@ -619,8 +671,15 @@ absl::Status SessionTable::CaptureSession(SessionCheckpoint* entry) const {
       }
     }
   }
-  if (const DeterministicTiles* tiles = TilesOf(entry->id)) entry->tiles = tiles->content(claimed);
-  return absl::OkStatus();
+  const DeterministicTiles* const tiles = TilesOf(entry->id);
+  if (tiles == nullptr) return absl::OkStatus();
+  entry->tiles = tiles->content(claimed);
+  const std::vector<Chunk>& kept = entry->tiles->kept;
+  if (std::none_of(kept.begin(), kept.end(), [](const Chunk& chunk) { return chunk.options.distillation; })) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(
+      absl::StrCat("tiles of session ", entry->id, " hold soft targets, whose teacher is another head"));
 }
 
 absl::Status SessionTable::CheckTiles(const HeadCheckpoint& state, int64_t* needed) const {

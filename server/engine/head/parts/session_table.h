@@ -159,8 +159,15 @@ class SessionTable {
   absl::Status CheckPlace(const std::string& session_id, const Chunk& chunk) const;
   // Whether the chunk has to wait until others have brought what is missing before it.
   bool MustWaitForRoom(const LaneAttachment& attachment, const Chunk& chunk);
+  // What a chunk with a teacher needs in tiles beyond what the session has, and that it has it now: 0, and
+  // nothing, of a session that is gone.
+  int64_t MissingForTeacher(const std::string& session_id, const Chunk& chunk) const;
+  void WidenForTeacher(const std::string& session_id, const Chunk& chunk,
+                       std::unique_ptr<MemoryReservation> memory);
   // The chunk has its place. Its item says so from now on.
   void ClaimPlace(const Chunk& chunk, ChunkItem* item);
+  // The chunk whose item this is, complete by now, may have a teacher.
+  void NoteTeacher(const ChunkItem& item);
   // It does not come after all. Ok for any item.
   void GiveUpPlace(ChunkItem& item, Cut* cut);
   // It was answered: its rows go into tiles. The pieces that this completes are to follow it to the device,
@@ -175,6 +182,14 @@ class SessionTable {
   std::vector<Resume> FinishPiece(ChunkItem& item);
   // Takes the rows of tiles that are not complete, before the window ends or new weights come.
   std::vector<std::shared_ptr<ChunkItem>> TakeUnfinished();
+  // The same for tiles that hold rows with soft targets, of whatever head.
+  std::vector<std::shared_ptr<ChunkItem>> TakeTaught();
+  // Whether chunks in tiles, or on their way there, have this teacher.
+  bool LearnsInTiles(uint64_t teacher) const;
+  // What there is to be computed with this teacher: pieces that wait for the device, and the rows of tiles.
+  std::vector<std::shared_ptr<ChunkItem>> TakeTaughtBy(uint64_t teacher);
+  // A piece no longer waits for the device.
+  void NotePieceStarted(const ChunkItem& item);
   // Sessions that the ledger forgot, whose gradients are to be freed on the device thread.
   std::vector<std::shared_ptr<DeterministicSession>> TakeForgotten();
   // All of them, at the end of the head.
@@ -219,8 +234,8 @@ class SessionTable {
   bool OnlyLookedTo(const std::string& session_id, const LaneMarks& mark) const;
   DeterministicTiles* TilesOf(const std::string& session_id) const;
   Lane& MutableLane(const std::string& session_id, int32_t lane);
-  static std::vector<std::shared_ptr<ChunkItem>> ItemsOf(const std::shared_ptr<DeterministicSession>& session,
-                                                         std::vector<DeterministicTiles::Piece> pieces);
+  std::vector<std::shared_ptr<ChunkItem>> ItemsOf(const std::shared_ptr<DeterministicSession>& session,
+                                                  std::vector<DeterministicTiles::Piece> pieces);
   absl::Status CaptureSession(SessionCheckpoint* entry) const;
 
   const Settings settings_;
@@ -229,7 +244,8 @@ class SessionTable {
   AccumulationLedger ledger_;
   std::map<Key, Stream> streams_;  // those of a session are neighbours
   DeterministicSessions deterministic_;
-  uint64_t last_epoch_ = 0;  // of any lane
+  std::vector<std::shared_ptr<ChunkItem>> waiting_pieces_;  // those with a teacher, in order
+  uint64_t last_epoch_ = 0;                                 // of any lane
 };
 
 }  // namespace lossd::engine

@@ -171,7 +171,7 @@ TEST_F(HeadCheckpointTest, AHeadThatIsDeletedAndRestoredAgainHasNumbersThatItNev
   std::set<uint64_t> versions = {head_->weight_version()};
   std::set<uint64_t> restores = {head_->restores()};
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(engine_->DeleteHead("h", Head::DiscardGradient::kYes).ok());
+    ASSERT_TRUE(engine_->DeleteHead("h", Head::Engine::DiscardGradient::kYes).ok());
     ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
     head_ = *engine_->FindHead("h");
     EXPECT_TRUE(versions.insert(head_->weight_version()).second);
@@ -226,7 +226,7 @@ TEST_F(HeadCheckpointTest, WhatCannotBeRestoredChangesNothing) {
 TEST_F(HeadCheckpointTest, ACheckpointOfAnotherShapeOrConfigurationIsRefused) {
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
   const auto recreate = [&](auto change) {
-    ASSERT_TRUE(engine_->DeleteHead("h", Head::DiscardGradient::kYes).ok());
+    ASSERT_TRUE(engine_->DeleteHead("h", Head::Engine::DiscardGradient::kYes).ok());
     HeadConfig config = WithEverything();
     change(config);
     CreateHead(config);
@@ -266,7 +266,7 @@ TEST_F(HeadCheckpointTest, AHeadThatIsNotThereIsCreated) {
   Send(OpenPlain("c"), 1, 0, 1);
   const Content before = Look();
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
-  ASSERT_TRUE(engine_->DeleteHead("h", Head::DiscardGradient::kYes).ok());
+  ASSERT_TRUE(engine_->DeleteHead("h", Head::Engine::DiscardGradient::kYes).ok());
   ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
   head_ = *engine_->FindHead("h");
   EXPECT_EQ(Look(), before);
@@ -274,7 +274,7 @@ TEST_F(HeadCheckpointTest, AHeadThatIsNotThereIsCreated) {
 
 TEST_F(HeadCheckpointTest, ADeletedHeadStaysDeletedWhenTheServerStartsAgain) {
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
-  ASSERT_TRUE(engine_->DeleteHead("h", Head::DiscardGradient::kYes).ok());
+  ASSERT_TRUE(engine_->DeleteHead("h", Head::Engine::DiscardGradient::kYes).ok());
   StartEngine(Start::kKilled);
   ASSERT_TRUE(restored_.ok()) << restored_.status();
   EXPECT_TRUE(restored_->empty());
@@ -291,7 +291,8 @@ TEST_F(HeadCheckpointTest, AHeadThatIsNotDeletedAfterAllStaysLive) {
   // Nothing can be written there, so that the start after a deletion would bring the head back.
   std::filesystem::rename(folder_ / "heads/h", folder_ / "aside");
   CheckpointFolder::Write(folder_ / "heads/h", "no folder");
-  ExpectError(engine_->DeleteHead("h", Head::DiscardGradient::kYes), absl::StatusCode::kInternal, "heads/h");
+  ExpectError(engine_->DeleteHead("h", Head::Engine::DiscardGradient::kYes), absl::StatusCode::kInternal,
+              "heads/h");
   EXPECT_TRUE(engine_->FindHead("h").ok());
   std::filesystem::remove(folder_ / "heads/h");
   std::filesystem::rename(folder_ / "aside", folder_ / "heads/h");
@@ -343,6 +344,36 @@ TEST_F(HeadCheckpointTest, ADeterministicSessionComesBackBitForBitAndSavingLeave
   ASSERT_TRUE(engine_->CloseSession(session).ok());
   ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
   EXPECT_EQ(Attach(session).marks.accepted, 2U);
+}
+
+// A checkpoint is of one head, and a teacher is another one.
+TEST_F(HeadCheckpointTest, ASaveClosesTilesWithSoftTargetsSoThatNothingInItNeedsTheTeacher) {
+  const auto teach = [this](float scale) {
+    const std::shared_ptr<Head> own = std::exchange(head_, *engine_->FindHead("teacher"));
+    WriteWeights(scale);
+    head_ = own;
+  };
+  const auto taught = [](uint64_t sequence, int64_t place, uint64_t generation) {
+    Chunk chunk = MakeChunk(sequence, place, 10, generation);
+    chunk.options.distillation = ChunkDistillation{.teacher = "teacher"};
+    chunk.teacher_hidden = chunk.hidden_states;
+    return chunk;
+  };
+  HeadConfig teacher = head_->config();
+  teacher.name = "teacher";
+  ASSERT_TRUE(engine_->CreateHead(teacher).ok());
+  teach(3);
+  const LaneAttachment lane = Attach(Open("d", 3));
+  Submit(lane, taught(1, 0, 1));
+  Send(lane, 2, 100, 1);  // in a tile of its own, which is left alone
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
+  const Content undisturbed = Look();
+  ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
+  teach(7);
+  EXPECT_EQ(Look().gradient, undisturbed.gradient) << "of the weights that the teacher had";
+  ASSERT_TRUE(engine_->DeleteHead("teacher", Engine::DiscardGradient::kYes).ok());
+  ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
+  EXPECT_EQ(Look().gradient, undisturbed.gradient);
 }
 
 TEST_F(HeadCheckpointTest, TilesOfAnotherSizeAreRefused) {

@@ -69,8 +69,16 @@ class RecordingSource : public BatchSource {
   std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() override {
     return std::exchange(unfinished, {});
   }
+  std::vector<std::shared_ptr<BatchSource>> Borrowers() override { return borrowers; }
+  std::vector<std::shared_ptr<QueuedChunk>> TakeBorrowed(const BatchSource& lender) override {
+    EXPECT_EQ(under_way(), 0U);
+    events_->push_back(&lender == this ? "itself" : "asked");
+    return std::exchange(borrowed, {});
+  }
 
   std::vector<std::shared_ptr<QueuedChunk>> unfinished;
+  std::vector<std::shared_ptr<BatchSource>> borrowers;
+  std::vector<std::shared_ptr<QueuedChunk>> borrowed;
 
   int64_t rows_per_batch = kMostRows;
   int64_t cost_per_row = 1;

@@ -59,5 +59,59 @@ TEST_F(FollowUpsTest, ALastTaskHasEverythingFinishedAndOtherTasksLeaveItUnfinish
   EXPECT_THAT(Run(), ElementsAre("last", "after"));
 }
 
+TEST_F(FollowUpsTest, ALastTaskHasWhatOthersBorrowedFinishedFirstAndNothingElseStartsMeanwhile) {
+  Add("under way", 1, b_);
+  EXPECT_THAT(Run(), ElementsAre("under way"));
+  a_->borrowers = {b_};
+  queue_.AddLastTask(a_, [this] { events_.emplace_back("last"); });
+  const std::shared_ptr<QueuedChunk> waiting = Make("waiting", 1);
+  queue_.AddFollowUp(b_, waiting, now_);
+  Add("new", 1, b_);
+  const auto third = std::make_shared<RecordingSource>(&device_, &events_);
+  EXPECT_THAT(Run(), IsEmpty()) << "what is under way may leave more";
+  Add("other", 1, third);
+  EXPECT_THAT(Run(), IsEmpty());
+  b_->borrowed = {waiting, Make("of a tile", 1)};
+  b_->EndOldest();
+  EXPECT_THAT(Run(), ElementsAre("asked", "waiting", "of a tile"));
+  b_->borrowed = {Make("more", 1)};
+  b_->EndOldest();
+  EXPECT_THAT(Run(), IsEmpty()) << "one is still under way";
+  b_->EndOldest();
+  EXPECT_THAT(Run(), ElementsAre("asked", "more"));
+  b_->EndOldest();
+  EXPECT_THAT(Run(), ElementsAre("asked", "last", "new", "other")) << "each once";
+}
+
+TEST_F(FollowUpsTest, NobodyIsAskedBeforeATaskThatIsNoLastOne) {
+  a_->borrowers = {b_};
+  b_->borrowed = {Make("borrowed", 1)};
+  AddTask("task");
+  EXPECT_THAT(Run(), ElementsAre("task"));
+}
+
+TEST_F(FollowUpsTest, HeadsThatBorrowOfEachOtherDoNotWaitForEachOther) {
+  a_->borrowers = {b_};
+  b_->borrowers = {a_};
+  a_->borrowed = {Make("a's", 1)};
+  b_->borrowed = {Make("b's", 1)};
+  queue_.AddLastTask(a_, [this] { events_.emplace_back("last of a"); });
+  queue_.AddLastTask(b_, [this] { events_.emplace_back("last of b"); });
+  EXPECT_THAT(Run(), ElementsAre("asked", "b's"));
+  b_->EndOldest();
+  EXPECT_THAT(Run(), ElementsAre("asked", "last of a", "asked", "a's"));
+  a_->EndOldest();
+  EXPECT_THAT(Run(), ElementsAre("asked", "last of b"));
+}
+
+TEST_F(FollowUpsTest, WhatIsBorrowedTakesNoMoreThanTheDeviceHasRoomFor) {
+  a_->borrowers = {b_};
+  for (const char* name : {"1", "2", "3", "4"}) b_->borrowed.push_back(Make(name, 1));
+  queue_.AddLastTask(a_, [this] { events_.emplace_back("last"); });
+  EXPECT_THAT(Run(), ElementsAre("asked", "1", "2", "3"));
+  b_->EndOldest();
+  EXPECT_THAT(Run(), ElementsAre("4"));
+}
+
 }  // namespace
 }  // namespace lossd::engine::follow_ups_test

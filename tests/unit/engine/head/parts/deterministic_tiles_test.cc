@@ -62,6 +62,30 @@ Chunk MakeChunk(int64_t place, int64_t tokens) {
   return chunk;
 }
 
+// The teacher's rows, of so many values each, are a thousand times the token's place.
+constexpr int64_t kTeacherHidden = 2;
+Chunk Taught(int64_t place, int64_t tokens, int64_t width = kTeacherHidden) {
+  Chunk chunk = MakeChunk(place, tokens);
+  std::string rows;
+  for (int64_t i = 0; i < tokens * width; ++i) Append(&rows, 1000 * static_cast<float>(place + i / width));
+  chunk.teacher_hidden = Payload::Of(std::move(rows));
+  return chunk;
+}
+
+BatchKey TaughtBy(uint64_t head_number) {
+  BatchKey kind;
+  // For comparison only.
+  kind.teacher.backend = reinterpret_cast<const HeadBackend*>(&kTeacherHidden);
+  kind.teacher.head_number = head_number;
+  return kind;
+}
+
+std::vector<float> TeacherHidden(const Chunk& chunk) {
+  std::vector<float> values(static_cast<size_t>(chunk.teacher_hidden.size()) / sizeof(float));
+  Gather(chunk.teacher_hidden.parts(), reinterpret_cast<std::byte*>(values.data()));
+  return values;
+}
+
 // Their tokens, piece by piece.
 std::vector<std::vector<float>> Tokens(const std::vector<Piece>& pieces) {
   std::vector<std::vector<float>> tokens;
@@ -281,6 +305,49 @@ TEST_F(DeterministicTilesTest, WhatComesIntoATileThatWasTakenIsAProductOfItsOwn)
   EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(3), ElementsAre(8, 9, 10, 11)));
 }
 
+TEST_F(DeterministicTilesTest, APieceHasTheRowsOfOneTeacher) {
+  kind_ = TaughtBy(1);
+  Add(Taught(0, 1));
+  Add(Taught(1, 1));
+  kind_ = TaughtBy(2);
+  Add(Taught(2, 1));
+  kind_ = {};
+  Add(3, 1);
+  const std::vector<Piece> pieces = tiles_.TakeComplete();
+  ASSERT_THAT(Tokens(pieces), ElementsAre(ElementsAre(0, 1), ElementsAre(2), ElementsAre(3)));
+  EXPECT_THAT(TeacherHidden(pieces[0].chunk), ElementsAre(0, 0, 1000, 1000));
+  EXPECT_THAT(TeacherHidden(pieces[1].chunk), ElementsAre(2000, 2000));
+  EXPECT_EQ(pieces[2].chunk.teacher_hidden.size(), 0);
+  EXPECT_EQ(pieces[1].kind, TaughtBy(2));
+}
+
+TEST_F(DeterministicTilesTest, TilesThatWaitWithSoftTargetsAreClosedForTheirTeacher) {
+  Add(0, 1);
+  Add(5, 1);
+  kind_ = TaughtBy(1);
+  Add(Taught(6, 2));
+  kind_ = TaughtBy(2);
+  Add(Taught(8, 1));
+  EXPECT_THAT(tiles_.TakeTaught(3), IsEmpty());
+  EXPECT_THAT(Tokens(tiles_.TakeTaught(1)), ElementsAre(ElementsAre(5), ElementsAre(6, 7)))
+      << "of a tile everything";
+  EXPECT_THAT(tiles_.TakeTaught(1), IsEmpty());
+  EXPECT_THAT(Tokens(tiles_.TakeTaught(std::nullopt)), ElementsAre(ElementsAre(8))) << "whoever teaches";
+  kind_ = {};
+  Add(1, 3);
+  EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(0, 1, 2, 3)));
+  Add(4, 1);
+  EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(4))) << "what comes later, by itself";
+}
+
+TEST_F(DeterministicTilesTest, RoomForATeachersRowsIsThatOfATileOfTheWidest) {
+  EXPECT_EQ(tiles_.MissingForTeacher(8), kTile * 8);
+  tiles_.WidenForTeacher(8);
+  EXPECT_EQ(tiles_.MissingForTeacher(8), 0);
+  EXPECT_EQ(tiles_.MissingForTeacher(4), 0);
+  EXPECT_EQ(tiles_.MissingForTeacher(20), kTile * 12);
+}
+
 TEST_F(DeterministicTilesTest, APlaceIsTakenFromTheClaimToTheEndOfTheWindow) {
   Claim(MakeChunk(10, 4));
   for (const auto& [place, tokens] :
@@ -371,50 +438,57 @@ TEST_F(DeterministicTilesTest, TheMemoryOfAChunkIsFreeOnceAllOfItsPiecesAreDone)
 
 TEST_F(DeterministicTilesTest, NoOrderOfChunksTakesMoreMemoryThanIsReserved) {
   constexpr int64_t kTokens = 400;
-  const int64_t reserved = DeterministicTiles::KeptBytes(kLimits, kHidden);
-  int64_t most = 0;
-  for (uint64_t seed = 1; seed <= 50; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
-    std::vector<Chunk> chunks;
-    const int64_t most_tokens = static_cast<int64_t>(seed % kTile) + 1;
-    for (int64_t place = 0; place < kTokens; place += chunks.back().tokens) {
-      const int64_t tokens = static_cast<int64_t>(random() % static_cast<uint64_t>(most_tokens)) + 1;
-      chunks.push_back(MakeChunk(place, std::min(tokens, kTokens - place)));
-    }
-    // As an adversary sends them: whatever is taken, the last one first.
-    std::reverse(chunks.begin(), chunks.end());
-    DeterministicTiles tiles(kLimits, kHidden);
-    int64_t kept = 0;
-    std::vector<std::pair<int64_t, int64_t>> waiting;  // the ends of the chunks in it, and their bytes
-    int64_t in_dw = 0;
-    while (!chunks.empty()) {
-      const auto next = std::find_if(chunks.begin(), chunks.end(),
-                                     [&](const Chunk& chunk) { return tiles.RoomFor(chunk) == Room::kFree; });
-      ASSERT_NE(next, chunks.end()) << "nothing is under way, and nothing fits";
-      Chunk chunk = std::move(*next);
-      chunks.erase(next);
-      const int64_t bytes = DeterministicTiles::Bytes(chunk);
-      waiting.emplace_back(*chunk.window_token + chunk.tokens, bytes);
-      kept += bytes;
-      most = std::max(most, kept);
-      ASSERT_LE(kept, reserved);
-      tiles.Claim(chunk);
-      tiles.Fill(std::move(chunk), {}, bytes);
-      for (const Piece& piece : tiles.TakeComplete()) {
-        in_dw += piece.chunk.tokens;
-        tiles.Done(piece);
+  // With a teacher of so many values, chunks of two tokens, or of one, are the largest.
+  for (const int64_t width : {0, 1, 3}) {
+    SCOPED_TRACE(width);
+    const int64_t most_in_chunk = kTile / (kHidden + width);
+    const int64_t reserved = DeterministicTiles::KeptBytes(kLimits, kHidden) + kTile * width * 4;
+    int64_t most = 0;
+    for (uint64_t seed = 1; seed <= 50; ++seed) {
+      SCOPED_TRACE(seed);
+      std::mt19937_64 random(seed);
+      std::vector<Chunk> chunks;
+      const int64_t most_tokens = static_cast<int64_t>(seed) % most_in_chunk + 1;
+      for (int64_t place = 0; place < kTokens; place += chunks.back().tokens) {
+        const int64_t tokens = static_cast<int64_t>(random() % static_cast<uint64_t>(most_tokens)) + 1;
+        chunks.push_back(Taught(place, std::min(tokens, kTokens - place), width));
       }
-      // What lies in tiles that are done is kept no more.
-      std::erase_if(waiting, [&](const auto& end_and_bytes) {
-        if (end_and_bytes.first > in_dw) return false;
-        kept -= end_and_bytes.second;
-        return true;
-      });
+      // As an adversary sends them: whatever is taken, the last one first.
+      std::reverse(chunks.begin(), chunks.end());
+      DeterministicTiles tiles(kLimits, kHidden);
+      tiles.WidenForTeacher(width * 4);
+      int64_t kept = 0;
+      std::vector<std::pair<int64_t, int64_t>> waiting;  // the ends of the chunks in it, and their bytes
+      int64_t in_dw = 0;
+      while (!chunks.empty()) {
+        const auto next = std::find_if(chunks.begin(), chunks.end(), [&](const Chunk& chunk) {
+          return tiles.RoomFor(chunk) == Room::kFree;
+        });
+        ASSERT_NE(next, chunks.end()) << "nothing is under way, and nothing fits";
+        Chunk chunk = std::move(*next);
+        chunks.erase(next);
+        const int64_t bytes = DeterministicTiles::Bytes(chunk);
+        waiting.emplace_back(*chunk.window_token + chunk.tokens, bytes);
+        kept += bytes;
+        most = std::max(most, kept);
+        ASSERT_LE(kept, reserved);
+        tiles.Claim(chunk);
+        tiles.Fill(std::move(chunk), {}, bytes);
+        for (const Piece& piece : tiles.TakeComplete()) {
+          in_dw += piece.chunk.tokens;
+          tiles.Done(piece);
+        }
+        // What lies in tiles that are done is kept no more.
+        std::erase_if(waiting, [&](const auto& end_and_bytes) {
+          if (end_and_bytes.first > in_dw) return false;
+          kept -= end_and_bytes.second;
+          return true;
+        });
+      }
+      EXPECT_EQ(in_dw, kTokens);
     }
-    EXPECT_EQ(in_dw, kTokens);
+    EXPECT_GT(most, reserved / 3) << "what is reserved is used";
   }
-  EXPECT_GT(most, reserved / 2) << "what is reserved is used";
 }
 
 // As if a checkpoint had been written and read: with memory of its own.
