@@ -74,6 +74,14 @@ TRAINING = Row(
             log=True,
         ),
         graph("Tokens", "Valid tokens", [Query(rate("lossd_head_tokens_total"), NAME)], stacked=True),
+        graph(
+            "Skipped rows",
+            "Share of the valid tokens that were sent though all their factors are 0; nothing was computed of them",
+            [Query(f"{rate('lossd_head_rows_skipped_total')} / {rate('lossd_head_tokens_total')}", NAME)],
+            "percentunit",
+            width=24,
+            top=1,
+        ),
     ],
 )
 

@@ -201,6 +201,7 @@ struct ChunkAnswer {
   int64_t tokens = 0;
   int64_t valid_tokens = 0;
   int64_t non_finite_losses = 0;  // of these
+  int64_t skipped_tokens = 0;     // of these: all their factors are 0, and nothing was computed
   double loss_sum = 0;
   double z_loss_sum = 0;        // which loss_sum contains
   int64_t correct_tokens = 0;   // if predictions are wanted

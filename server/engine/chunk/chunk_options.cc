@@ -155,6 +155,12 @@ int64_t ReturnBytes(const WantedReturns& returns) {
   return values * kValueBytes;
 }
 
+bool WantsUnweighted(const WantedReturns& wanted) {
+  WantedReturns others = wanted;
+  others.z_loss = false;
+  return others != WantedReturns();
+}
+
 kernels::RowReturns Allocate(const WantedReturns& wanted, int64_t tokens, TokenReturns* returns) {
   kernels::RowReturns rows;
   const auto make = [](int64_t values, std::string* bytes, auto** out) {
@@ -206,7 +212,23 @@ void PutInto(const kernels::RowReturns& rows, const TokenReturns& returns) {
   put(rows.top_log_probabilities, returns.top_log_probabilities);
 }
 
+namespace {
+
+// Whether nothing is computed of a valid token (kernels::LinearCrossEntropyParams::token_weights).
+bool IsSkipped(const Chunk& chunk, int64_t row) {
+  const auto is_zero = [row](const std::string& values) {
+    return values.empty() || Floats(values)[row] == 0;
+  };
+  if (chunk.token_weights.empty() || !is_zero(chunk.token_weights)) return false;
+  // Losses alone have no gradients.
+  const bool losses_alone = !HasWeightGradient(chunk.mode);
+  return losses_alone || (is_zero(chunk.lse_gradients) && is_zero(chunk.entropy_gradients));
+}
+
+}  // namespace
+
 void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answer) {
+  const bool skips = !WantsUnweighted(ReturnsOf(chunk));
   const auto* labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
   const auto* losses = reinterpret_cast<const float*>(answer->losses.data());
   const float* const z_losses = Floats(answer->returns.z_losses);
@@ -220,6 +242,7 @@ void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answ
     ++answer->valid_tokens;
     answer->loss_sum += losses[row];
     if (!std::isfinite(losses[row])) ++answer->non_finite_losses;
+    if (skips && IsSkipped(chunk, row)) ++answer->skipped_tokens;
     if (z_losses != nullptr) answer->z_loss_sum += z_losses[row];
     if (predictions != nullptr && predictions[row] == labels[row]) ++answer->correct_tokens;
     if (divergences != nullptr) {

@@ -37,6 +37,9 @@ WantedReturns ReturnsOf(const Chunk& chunk);
 // Bytes of them for one token. Counts no more than can be asked for.
 int64_t ReturnBytes(const WantedReturns& returns);
 
+// Whether returns are wanted of tokens whose factors are all 0: as kernels::RowReturns::unweighted.
+bool WantsUnweighted(const WantedReturns& wanted);
+
 // Makes the memory for `wanted` in `returns`.
 kernels::RowReturns Allocate(const WantedReturns& wanted, int64_t tokens, TokenReturns* returns);
 

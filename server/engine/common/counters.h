@@ -86,7 +86,8 @@ struct OperationCounters {
 
 // What a head counts by itself.
 struct HeadCounters {
-  Counter tokens{0};  // valid; of new chunks, as tokens_valid
+  Counter tokens{0};        // valid; of new chunks, as tokens_valid
+  Counter rows_skipped{0};  // as below
   // The ones among these whose loss is finite, and the sum of these losses. Chunks with weights of tokens do
   // not count; those that want losses alone (evaluation) are counted apart.
   Counter loss_tokens{0};
@@ -120,6 +121,8 @@ struct Counters {
   Counter rows_held{0};
   Counter rows_taken{0};
   Counter rows_recomputed{0};
+  // Among tokens_valid, those that nothing was computed of, since all their factors are 0.
+  Counter rows_skipped{0};
   Counter non_finite_hidden_states{0};  // chunks rejected for them
   Counter non_finite_losses{0};         // valid tokens whose loss is not finite
   Counter non_finite_gradients{0};      // elements of dW and db, each time that somebody looked

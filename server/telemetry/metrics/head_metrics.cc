@@ -1,5 +1,6 @@
 // Metrics of each head. Each series has at most --max_heads values, and those of heads that are being
 // deleted.
+#include <array>
 #include <memory>
 #include <utility>
 
@@ -10,26 +11,8 @@
 namespace lossd::telemetry {
 namespace {
 
-constexpr Metric kLoss{"lossd_head_loss",
-                       "Mean loss per valid token of the last batch that trained, in nats; 0: none yet.",
-                       kGauge,
-                       {"head"}};
-constexpr Metric kLossNats{
-    "lossd_head_loss_nats_total", "Sum of the finite losses of valid tokens that train.", kCounter, {"head"}};
-constexpr Metric kLossTokens{
-    "lossd_head_loss_tokens_total", "Valid tokens whose losses that sum has.", kCounter, {"head"}};
-constexpr Metric kEvaluationNats{"lossd_head_evaluation_loss_nats_total",
-                                 "Sum of the finite losses of valid tokens whose losses alone were wanted.",
-                                 kCounter,
-                                 {"head"}};
-constexpr Metric kEvaluationTokens{
-    "lossd_head_evaluation_loss_tokens_total", "Valid tokens whose losses that sum has.", kCounter, {"head"}};
-constexpr Metric kHeadTokens{"lossd_head_tokens_total", "Valid tokens.", kCounter, {"head"}};
-constexpr Metric kGradientNorm{
-    "lossd_head_gradient_norm",
-    "Frobenius norm of dW as a step, a flush or GradientStats last told it; 0: none yet.",
-    kGauge,
-    {"head"}};
+double Count(const engine::Counter& counter) { return static_cast<double>(counter.load()); }
+
 constexpr Metric kGeneration{"lossd_head_generation", "Generation of the open window.", kGauge, {"head"}};
 constexpr Metric kWeightVersion{
     "lossd_head_weight_version", "Version of the weights; 0: none yet.", kGauge, {"head"}};
@@ -45,12 +28,57 @@ constexpr Metric kFlushPhase{"lossd_head_flush_phase",
 constexpr Metric kFlushAge{
     "lossd_head_flush_age_seconds", "Time since BeginFlush; 0: no flush is under way.", kGauge, {"head"}};
 constexpr Metric kSessions{"lossd_head_sessions", "Open sessions.", kGauge, {"head"}};
-constexpr Metric kQueuedChunks{
-    "lossd_head_queued_chunks", "Chunks accepted and not yet started.", kGauge, {"head"}};
-constexpr Metric kRejectedChunks{"lossd_head_chunks_rejected_total",
-                                 "Chunks answered with an error inside their streams.",
-                                 kCounter,
-                                 {"head"}};
+// What a head counts: a line here is all that one more counter takes.
+struct HeadCounter {
+  Metric metric;
+  double (*value)(const engine::HeadCounters& counters);
+};
+
+const std::array kHeadCounters = {
+    HeadCounter{{"lossd_head_loss",
+                 "Mean loss per valid token of the last batch that trained, in nats; 0: none yet.",
+                 kGauge,
+                 {"head"}},
+                [](const auto& counters) { return counters.loss.load(); }},
+    HeadCounter{{"lossd_head_loss_nats_total",
+                 "Sum of the finite losses of valid tokens that train.",
+                 kCounter,
+                 {"head"}},
+                [](const auto& counters) { return counters.loss_nats.load(); }},
+    HeadCounter{
+        {"lossd_head_loss_tokens_total", "Valid tokens whose losses that sum has.", kCounter, {"head"}},
+        [](const auto& counters) { return Count(counters.loss_tokens); }},
+    HeadCounter{{"lossd_head_evaluation_loss_nats_total",
+                 "Sum of the finite losses of valid tokens whose losses alone were wanted.",
+                 kCounter,
+                 {"head"}},
+                [](const auto& counters) { return counters.evaluation_nats.load(); }},
+    HeadCounter{{"lossd_head_evaluation_loss_tokens_total",
+                 "Valid tokens whose losses that sum has.",
+                 kCounter,
+                 {"head"}},
+                [](const auto& counters) { return Count(counters.evaluation_tokens); }},
+    HeadCounter{{"lossd_head_tokens_total", "Valid tokens.", kCounter, {"head"}},
+                [](const auto& counters) { return Count(counters.tokens); }},
+    HeadCounter{{"lossd_head_rows_skipped_total",
+                 "Valid tokens that nothing was computed of: all their factors are 0.",
+                 kCounter,
+                 {"head"}},
+                [](const auto& counters) { return Count(counters.rows_skipped); }},
+    HeadCounter{{"lossd_head_gradient_norm",
+                 "Frobenius norm of dW as a step, a flush or GradientStats last told it; 0: none yet.",
+                 kGauge,
+                 {"head"}},
+                [](const auto& counters) { return counters.gradient_norm.load(); }},
+    HeadCounter{{"lossd_head_queued_chunks", "Chunks accepted and not yet started.", kGauge, {"head"}},
+                [](const auto& counters) { return static_cast<double>(counters.queued_chunks.load()); }},
+    HeadCounter{{"lossd_head_chunks_rejected_total",
+                 "Chunks answered with an error inside their streams.",
+                 kCounter,
+                 {"head"}},
+                [](const auto& counters) { return Count(counters.chunks_rejected); }},
+};
+
 constexpr Metric kMemory{"lossd_head_memory_reserved_bytes",
                          "The part of lossd_memory_reserved_bytes that is a head's.",
                          kGauge,
@@ -70,23 +98,10 @@ void AddEach(const Metric& metric, const std::vector<HeadAtOnce>& heads, Exposit
 }
 
 void CollectCounters(const std::vector<HeadAtOnce>& heads, Exposition& out) {
-  AddEach(kLoss, heads, out, [](const HeadAtOnce& each) { return each.head->counters().loss.load(); });
-  AddEach(kLossNats, heads, out,
-          [](const HeadAtOnce& each) { return each.head->counters().loss_nats.load(); });
-  AddEach(kLossTokens, heads, out,
-          [](const HeadAtOnce& each) { return each.head->counters().loss_tokens.load(); });
-  AddEach(kEvaluationNats, heads, out,
-          [](const HeadAtOnce& each) { return each.head->counters().evaluation_nats.load(); });
-  AddEach(kEvaluationTokens, heads, out,
-          [](const HeadAtOnce& each) { return each.head->counters().evaluation_tokens.load(); });
-  AddEach(kHeadTokens, heads, out,
-          [](const HeadAtOnce& each) { return each.head->counters().tokens.load(); });
-  AddEach(kGradientNorm, heads, out,
-          [](const HeadAtOnce& each) { return each.head->counters().gradient_norm.load(); });
-  AddEach(kQueuedChunks, heads, out,
-          [](const HeadAtOnce& each) { return each.head->counters().queued_chunks.load(); });
-  AddEach(kRejectedChunks, heads, out,
-          [](const HeadAtOnce& each) { return each.head->counters().chunks_rejected.load(); });
+  for (const HeadCounter& counter : kHeadCounters) {
+    AddEach(counter.metric, heads, out,
+            [&counter](const HeadAtOnce& each) { return counter.value(each.head->counters()); });
+  }
 }
 
 void CollectWindowsOf(const std::vector<HeadAtOnce>& heads, Exposition& out) {

@@ -14,6 +14,9 @@ constexpr Metric kRejected{
     "lossd_rejected_total", "Chunks and calls that were refused, by reason.", kCounter, {"reason"}};
 constexpr Metric kRowsRedone{"lossd_rows_redone_total",
                              "Rows computed again because their exponent offset was out of range.", kCounter};
+constexpr Metric kRowsSkipped{"lossd_rows_skipped_total",
+                              "Valid tokens that nothing was computed of: all their factors are 0.",
+                              kCounter};
 constexpr Metric kNonFinite{"lossd_non_finite_total",
                             "What was not finite: chunks rejected for their hidden_states, losses of tokens, "
                             "elements of a gradient that somebody looked at.",
@@ -57,6 +60,7 @@ void CollectWork(const engine::Engine& engine, Exposition& out) {
     out.Add({engine::Name(static_cast<engine::RejectReason>(i))}, counters.rejected[static_cast<size_t>(i)]);
   }
   out.Only(kRowsRedone, counters.rows_redone);
+  out.Only(kRowsSkipped, counters.rows_skipped);
   out.Begin(kNonFinite);
   out.Add({"hidden_states"}, counters.non_finite_hidden_states);
   out.Add({"loss"}, counters.non_finite_losses);

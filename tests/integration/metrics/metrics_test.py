@@ -167,6 +167,30 @@ class Work(WhatIsDone):
             self.assertGreater(taken, 0, stage)
             self.assertLess(taken, 600, stage)
 
+    def test_rows_whose_factors_are_all_zero_are_skipped_and_counted(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        factors = np.array([0, 1, 0, 0, 0], np.float32)
+        chunk = self.chunk(session, 1, [1, 2, -100, 4, 5])
+        chunk.chunk.token_inputs.weights = factors.tobytes()
+        chunk.chunk.token_inputs.lse_gradients = np.array([0, 0, 0, 3, 0], np.float32).tobytes()
+        before = self.scrape()
+        self.compute(session, chunk)
+        self.compute(session, chunk)  # a repeat
+        moved = self.scrape().since(before)
+        self.assertEqual(moved['lossd_tokens_total{kind="valid"}'], 4)
+        self.assertEqual(moved["lossd_rows_skipped_total"], 2)
+        self.assertEqual(moved['lossd_head_rows_skipped_total{head="h"}'], 2)
+        before = self.scrape()
+        chunk.chunk.sequence = 2
+        chunk.chunk.options.returns.log_sum_exp = True  # which has to be computed
+        self.compute(session, chunk)
+        chunk.chunk.sequence = 3
+        chunk.chunk.options.returns.log_sum_exp = False
+        chunk.chunk.mode = loss_pb2.COMPUTE_MODE_LOSS_ONLY  # where gradients mean nothing
+        self.compute(session, chunk)
+        self.assertEqual(self.scrape().since(before)["lossd_rows_skipped_total"], 3)
+
     def test_a_repeat_moves_no_loss(self):
         create_head(self.channel, "h", VOCAB, HIDDEN)
         session = open_session(self.channel, "h", "c")

@@ -250,6 +250,8 @@ void BatchRunner::Count(const Batch& batch, const StartedChunk& chunk) {
 void BatchRunner::CountLosses(Batch& batch, const ChunkItem& item, const ChunkAnswer& answer) {
   parts_.counters->non_finite_losses += static_cast<uint64_t>(answer.non_finite_losses);
   parts_.head_counters->tokens += static_cast<uint64_t>(answer.valid_tokens);
+  parts_.counters->rows_skipped += static_cast<uint64_t>(answer.skipped_tokens);
+  parts_.head_counters->rows_skipped += static_cast<uint64_t>(answer.skipped_tokens);
   // Weights of tokens may be anything, even negative or a gradient: a weighted loss is no loss to report.
   if (!item.chunk.token_weights.empty()) return;
   const auto finite_tokens = static_cast<uint64_t>(answer.valid_tokens - answer.non_finite_losses);
