@@ -96,9 +96,9 @@ BATCHES = Row(
             width=8,
         ),
         graph(
-            "Rows redone",
-            "Computed again because their exponent offset was out of range; fp16 heads",
-            [Query(rate("lossd_rows_redone_total"), "rows")],
+            "Rows redone, rows skipped",
+            "Redone: their exponent offset was out of range (fp16 heads). Skipped: all their factors are 0",
+            [Query(rate("lossd_rows_redone_total"), "redone"), Query(rate("lossd_rows_skipped_total"), "skipped")],
             "cps",
             width=8,
         ),

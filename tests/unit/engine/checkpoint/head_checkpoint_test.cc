@@ -171,7 +171,7 @@ TEST_F(HeadCheckpointTest, AHeadThatIsDeletedAndRestoredAgainHasNumbersThatItNev
   std::set<uint64_t> versions = {head_->weight_version()};
   std::set<uint64_t> restores = {head_->restores()};
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(engine_->DeleteHead("h", Head::Engine::DiscardGradient::kYes).ok());
+    ASSERT_TRUE(engine_->DeleteHead("h", Head::DiscardGradient::kYes).ok());
     ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
     head_ = *engine_->FindHead("h");
     EXPECT_TRUE(versions.insert(head_->weight_version()).second);
@@ -226,7 +226,7 @@ TEST_F(HeadCheckpointTest, WhatCannotBeRestoredChangesNothing) {
 TEST_F(HeadCheckpointTest, ACheckpointOfAnotherShapeOrConfigurationIsRefused) {
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
   const auto recreate = [&](auto change) {
-    ASSERT_TRUE(engine_->DeleteHead("h", Head::Engine::DiscardGradient::kYes).ok());
+    ASSERT_TRUE(engine_->DeleteHead("h", Head::DiscardGradient::kYes).ok());
     HeadConfig config = WithEverything();
     change(config);
     CreateHead(config);
@@ -266,7 +266,7 @@ TEST_F(HeadCheckpointTest, AHeadThatIsNotThereIsCreated) {
   Send(OpenPlain("c"), 1, 0, 1);
   const Content before = Look();
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
-  ASSERT_TRUE(engine_->DeleteHead("h", Head::Engine::DiscardGradient::kYes).ok());
+  ASSERT_TRUE(engine_->DeleteHead("h", Head::DiscardGradient::kYes).ok());
   ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
   head_ = *engine_->FindHead("h");
   EXPECT_EQ(Look(), before);
@@ -274,7 +274,7 @@ TEST_F(HeadCheckpointTest, AHeadThatIsNotThereIsCreated) {
 
 TEST_F(HeadCheckpointTest, ADeletedHeadStaysDeletedWhenTheServerStartsAgain) {
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
-  ASSERT_TRUE(engine_->DeleteHead("h", Head::Engine::DiscardGradient::kYes).ok());
+  ASSERT_TRUE(engine_->DeleteHead("h", Head::DiscardGradient::kYes).ok());
   StartEngine(Start::kKilled);
   ASSERT_TRUE(restored_.ok()) << restored_.status();
   EXPECT_TRUE(restored_->empty());
@@ -291,8 +291,7 @@ TEST_F(HeadCheckpointTest, AHeadThatIsNotDeletedAfterAllStaysLive) {
   // Nothing can be written there, so that the start after a deletion would bring the head back.
   std::filesystem::rename(folder_ / "heads/h", folder_ / "aside");
   CheckpointFolder::Write(folder_ / "heads/h", "no folder");
-  ExpectError(engine_->DeleteHead("h", Head::Engine::DiscardGradient::kYes), absl::StatusCode::kInternal,
-              "heads/h");
+  ExpectError(engine_->DeleteHead("h", Head::DiscardGradient::kYes), absl::StatusCode::kInternal, "heads/h");
   EXPECT_TRUE(engine_->FindHead("h").ok());
   std::filesystem::remove(folder_ / "heads/h");
   std::filesystem::rename(folder_ / "aside", folder_ / "heads/h");

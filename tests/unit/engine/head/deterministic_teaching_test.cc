@@ -315,8 +315,8 @@ TEST_F(DeterministicTeachingTest, HeadsTeachEachOtherWhileTheyAreWrittenAndDelet
       const auto listener = std::make_shared<RecordingListener>();
       const LaneAttachment lane = *pupil->AttachLane(opened->info.session_id, 0, listener);
       for (uint64_t sequence = 1; sequence <= 5; ++sequence) {
-        EXPECT_TRUE(
-            pupil->Submit(lane, Taught(sequence, static_cast<int64_t>(sequence) * 5, 5, "h"), [] {}).ok());
+        Chunk chunk = Taught(sequence, static_cast<int64_t>(sequence) * 5, 5, "h");
+        EXPECT_TRUE(pupil->Submit(lane, chunk, [] {}).ok());
       }
       WriteTo("pupil", scale);
       EXPECT_TRUE(engine_->DeleteHead("pupil", Engine::DiscardGradient::kYes).ok());
