@@ -96,9 +96,14 @@ BATCHES = Row(
             width=8,
         ),
         graph(
-            "Rows redone, rows skipped",
-            "Redone: their exponent offset was out of range (fp16 heads). Skipped: all their factors are 0",
-            [Query(rate("lossd_rows_redone_total"), "redone"), Query(rate("lossd_rows_skipped_total"), "skipped")],
+            "Rows redone, skipped, held",
+            "Redone: their exponent offset was out of range (fp16 heads). Skipped: all their factors are 0. Held, taken, "
+            "recomputed: exponentials of batches in two phases",
+            [
+                Query(rate("lossd_rows_redone_total"), "redone"),
+                Query(rate("lossd_rows_skipped_total"), "skipped"),
+                Query(rate("lossd_held_rows_total", "outcome"), "{{outcome}}"),
+            ],
             "cps",
             width=8,
         ),

@@ -17,6 +17,10 @@ constexpr Metric kRowsRedone{"lossd_rows_redone_total",
 constexpr Metric kRowsSkipped{"lossd_rows_skipped_total",
                               "Valid tokens that nothing was computed of: all their factors are 0.",
                               kCounter};
+constexpr Metric kHeldRows{"lossd_held_rows_total",
+                           "Rows of batches in two phases that are to be held, by what became of them.",
+                           kCounter,
+                           {"outcome"}};
 constexpr Metric kNonFinite{"lossd_non_finite_total",
                             "What was not finite: chunks rejected for their hidden_states, losses of tokens, "
                             "elements of a gradient that somebody looked at.",
@@ -61,6 +65,10 @@ void CollectWork(const engine::Engine& engine, Exposition& out) {
   }
   out.Only(kRowsRedone, counters.rows_redone);
   out.Only(kRowsSkipped, counters.rows_skipped);
+  out.Begin(kHeldRows);
+  out.Add({"held"}, counters.rows_held);
+  out.Add({"taken"}, counters.rows_taken);
+  out.Add({"recomputed"}, counters.rows_recomputed);
   out.Begin(kNonFinite);
   out.Add({"hidden_states"}, counters.non_finite_hidden_states);
   out.Add({"loss"}, counters.non_finite_losses);
