@@ -13,7 +13,7 @@ using kernels::cuda::LinearCrossEntropy;
 using kernels::cuda::Path;
 using kernels::cuda::Result;
 
-using Hold = LinearCrossEntropy::HoldUse;
+using HoldUse = LinearCrossEntropy::HoldUse;
 
 namespace {
 
@@ -68,11 +68,13 @@ void CudaBackend::UseHold(const BatchKey& kind, CudaSlot& slot, const BatchRows&
   if (!kind.holds || !holds_.has_value() || rows.rows == 0) return;
   if (kind.mode == ComputeMode::kLossOnly) {
     KeepRows(kind, slot, rows, batch);
-    if (batch->hold_use == Hold::kKeep) slot.report.rows_held = rows.rows;
+    if (batch->hold_use == HoldUse::kKeep) slot.report.rows_held = rows.rows;
     return;
   }
   TakeRows(slot, rows, held, batch);
-  (batch->hold_use == Hold::kTake ? slot.report.rows_taken : slot.report.rows_recomputed) = rows.rows;
+  int64_t& rows_done =
+      batch->hold_use == HoldUse::kTake ? slot.report.rows_taken : slot.report.rows_recomputed;
+  rows_done = rows.rows;
 }
 
 void CudaBackend::KeepRows(const BatchKey& kind, const CudaSlot& slot, const BatchRows& rows,
@@ -80,7 +82,7 @@ void CudaBackend::KeepRows(const BatchKey& kind, const CudaSlot& slot, const Bat
   if (!step_.Holds(*batch)) return;
   const std::optional<int64_t> first = holds_->Allocate(rows.rows);
   if (!first.has_value()) return;
-  batch->hold_use = Hold::kKeep;
+  batch->hold_use = HoldUse::kKeep;
   batch->hold = &hold_space_;
   batch->first_held = *first;
   const Moments moments = LinearCrossEntropy::KeepsMoments(*batch) ? Moments::kYes : Moments::kNo;
@@ -117,7 +119,7 @@ void CudaBackend::TakeRows(const CudaSlot& slot, const BatchRows& rows, const st
   // A frozen head's batch without dX, say, has nothing to take them for.
   const bool gradients = batch->dx != nullptr || batch->weight_gradient != kernels::WeightGradient::kNone;
   if (held.empty() || !gradients || !step_.Holds(*batch)) return;
-  batch->hold_use = Hold::kTake;
+  batch->hold_use = HoldUse::kTake;
   batch->hold = &hold_space_;
   batch->first_held = held.front();
   const auto follows = [](int32_t one, int32_t next) { return next != one + 1; };
