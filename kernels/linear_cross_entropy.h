@@ -93,6 +93,15 @@ struct RowReturns {
   bool compares() const { return prediction != nullptr || target_rank != nullptr || top_k > 0; }
 };
 
+// A list of tokens of each row, one behind the other. The caller has checked them.
+struct TokenLists {
+  const int64_t* offsets = nullptr;  // [N + 1]: row r has [offsets[r], offsets[r + 1]), from 0 on
+  const int32_t* tokens = nullptr;   // [offsets[N]], each in [0, V), none twice in a row
+
+  bool given() const { return offsets != nullptr; }
+  int64_t size(int64_t row) const { return offsets[row + 1] - offsets[row]; }
+};
+
 // One batch of rows. Notation of docs/numerics.md: N tokens, V vocab, H hidden.
 struct LinearCrossEntropyParams {
   // Null: this is the whole head. Otherwise the step is one of as many as there are ranks, each called with
@@ -130,6 +139,11 @@ struct LinearCrossEntropyParams {
   // ω [N], finite: the same of the entropy. Where they are given, with a dX or a dW, gradients are formed
   // entry by entry, whatever their values.
   const float* entropy_gradients = nullptr;
+
+  // Given: a row's softmax is over its list alone, and so is everything that is made of it. The list of a row
+  // that is computed has its label. kUnsupported together with label smoothing, soft targets, top_k or
+  // several ranks.
+  TokenLists kept_tokens;
 
   float gradient_scale = 1.0f;  // g: multiplies dX and dW (u's and ω's parts as well), not the losses
   // g_z: what multiplies the z-loss's part of them instead, whose normaliser may be another one; none: g.

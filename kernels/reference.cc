@@ -2,6 +2,7 @@
 // finite differences.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -75,6 +76,7 @@ class Row {
       if (params.bias != nullptr) sum += params.bias[v];
       logits_[v] = Capped(params.options.logit_scale * sum, params.options.softcap);
     }
+    DropOthers(params.kept_tokens);
     const double largest = *std::max_element(logits_.begin(), logits_.end());
     // The sum over all but the label's own term, so that a loss near zero keeps its digits.
     for (int64_t v = 0; v < params.vocab; ++v) {
@@ -95,10 +97,10 @@ class Row {
   }
   double loss() const {
     double smoothing = 0;
-    for (int64_t v = 0; v < terms_.params.vocab; ++v) {
+    const double epsilon = terms_.params.options.label_smoothing;
+    for (int64_t v = 0; epsilon > 0 && v < terms_.params.vocab; ++v) {
       smoothing += terms_.ClassWeight(v) * (log_sum_exp_ - logits_[v]);
     }
-    const double epsilon = terms_.params.options.label_smoothing;
     const double cost = (1 - epsilon) * terms_.ClassWeight(label_) * -log_probability() +
                         epsilon / static_cast<double>(terms_.params.vocab) * smoothing;
     const double soft = terms_.params.teacher == nullptr
@@ -109,7 +111,9 @@ class Row {
   double divergence() const { return divergence_.value; }
   double entropy() const {
     double sum = 0;
-    for (const double logit : logits_) sum += std::exp(logit - log_sum_exp_) * (log_sum_exp_ - logit);
+    for (const double logit : logits_) {
+      if (logit != kDropped) sum += std::exp(logit - log_sum_exp_) * (log_sum_exp_ - logit);
+    }
     return sum;
   }
   const std::vector<double>& logits() const { return logits_; }
@@ -131,6 +135,7 @@ class Row {
     const double mean = log_sum_exp_ - entropy();  // Σ p s
     const double sum = others_ + own_;
     for (int64_t v = 0; v < params.vocab; ++v) {
+      if (logits_[v] == kDropped) continue;
       const double p = std::exp(logits_[v] - log_sum_exp_);
       // α p_y − β without the difference of two nearly equal numbers.
       const double ds = v == label_ ? (alpha - beta) * own_ / sum - beta * others_ / sum : alpha * p;
@@ -152,6 +157,17 @@ class Row {
   }
 
  private:
+  static constexpr double kDropped = -std::numeric_limits<double>::infinity();
+
+  // Logits that are not of the row's list, if there are lists.
+  void DropOthers(const TokenLists& kept) {
+    if (!kept.given()) return;
+    std::vector<double> listed(logits_.size(), kDropped);
+    for (int64_t i = kept.offsets[index_]; i < kept.offsets[index_ + 1]; ++i) {
+      listed[kept.tokens[i]] = logits_[kept.tokens[i]];
+    }
+    logits_ = std::move(listed);
+  }
   double Slope(double s) const {
     const double cap = terms_.params.options.softcap;
     return cap > 0 ? 1 - (s / cap) * (s / cap) : 1.0;

@@ -67,6 +67,13 @@ bool IsUsable(const Shard& shard, int64_t vocab) {
   return shard.communicator->size() == shard.ranks() && shard.communicator->rank() == shard.rank;
 }
 
+// Whether a list has no part in what else is asked for.
+bool AreUnlisted(const LinearCrossEntropyParams& params) {
+  const bool alone = params.shard == nullptr || params.shard->ranks() == 1;
+  return !alone || params.teacher != nullptr || params.options.label_smoothing > 0 ||
+         params.returns.top_k > 0;
+}
+
 bool AreUsable(const RowReturns& returns, int64_t vocab) {
   if (returns.top_k < 0 || returns.top_k > std::min<int64_t>(kMostTopK, vocab)) return false;
   if (returns.top_k > 0 && (returns.top_tokens == nullptr || returns.top_log_probabilities == nullptr)) {
@@ -107,6 +114,7 @@ Status ValidateInputs(const LinearCrossEntropyParams& params) {
   if (params.weight == nullptr || params.hidden_states == nullptr || params.labels == nullptr) {
     return Status::kInvalidArgument;
   }
+  if (params.kept_tokens.given() && params.kept_tokens.tokens == nullptr) return Status::kInvalidArgument;
   if (params.teacher != nullptr && !IsUsable(*params.teacher, params)) return Status::kInvalidArgument;
   return InRange(params.options) ? Status::kOk : Status::kInvalidArgument;
 }
@@ -142,6 +150,7 @@ Status ValidateStep(const LinearCrossEntropyParams& params) {
   if (!AreUsable(params.returns, shard == nullptr ? params.vocab : shard->vocab)) {
     return Status::kInvalidArgument;
   }
+  if (params.kept_tokens.given() && AreUnlisted(params)) return Status::kUnsupported;
   const bool writes_dw = params.weight_gradient != WeightGradient::kNone;
   if (writes_dw && params.dw == nullptr) return Status::kInvalidArgument;
   if (writes_dw && params.bias != nullptr && params.db == nullptr) return Status::kInvalidArgument;

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kernels/cpu/arithmetic.h"
+#include "kernels/cpu/gathered/kept_tokens.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/row_finish.h"
 #include "kernels/cpu/segments/segment.h"
@@ -41,7 +42,7 @@ class BatchStep {
       if (const Status status = exchange_.AgreeOnRows(&tile_rows); status != Status::kOk) return status;
     }
     if (tile_rows == 0) return Status::kWorkspaceTooSmall;
-    if (vocabulary_.answers()) ClearDroppedRows();
+    if (vocabulary_.answers()) ClearDroppedRows(params_);
     if (next == params_.tokens) FinishWithoutRows();
     Store store = params_.weight_gradient == WeightGradient::kOverwrite ? Store::kOverwrite : Store::kAdd;
     while (next < params_.tokens) {
@@ -66,29 +67,9 @@ class BatchStep {
     return RowsWithin(params_.workspace_bytes, SizeFor(1, RecordFor(params_)), shard);
   }
 
-  // Also if nothing of the row can be anything but 0.
-  bool IsDropped(int64_t row) const {
-    if (params_.labels[row] == params_.ignore_index) return true;
-    const auto is_zero = [row](const float* values) { return values == nullptr || values[row] == 0; };
-    return params_.token_weights != nullptr && params_.token_weights[row] == 0 &&
-           is_zero(params_.lse_gradients) && is_zero(params_.entropy_gradients) &&
-           !params_.returns.unweighted();
-  }
-
   int64_t NextValid(int64_t row) const {
-    while (row < params_.tokens && IsDropped(row)) ++row;
+    while (row < params_.tokens && IsDropped(params_, row)) ++row;
     return row;
-  }
-
-  void ClearDroppedRows() {
-    const int64_t dx_row_bytes = params_.hidden * SizeOf(params_.dx_type);
-    for (int64_t r = 0; r < params_.tokens; ++r) {
-      if (!IsDropped(r)) continue;
-      params_.losses[r] = 0.0f;
-      FillReturns(params_.returns, r, 0.0f, -1);
-      if (params_.dx == nullptr) continue;
-      std::memset(static_cast<char*>(params_.dx) + r * dx_row_bytes, 0, static_cast<size_t>(dx_row_bytes));
-    }
   }
 
   void FinishWithoutRows() {
@@ -111,7 +92,7 @@ class BatchStep {
   // that was not taken, or the number of rows.
   int64_t TakeRows(int64_t row, int64_t limit) {
     int64_t count = 0;
-    for (int64_t r = row; r < params_.tokens && count < limit; ++r) count += !IsDropped(r);
+    for (int64_t r = row; r < params_.tokens && count < limit; ++r) count += !IsDropped(params_, r);
     LayOut(SizeFor(count, RecordFor(params_)), segments_.entries(),
            {exchange_.is_alone() ? 0 : vocabulary_.segments()}, params_.workspace, &memory_);
     for (int64_t i = 0; i < count; ++i) {
@@ -178,6 +159,7 @@ Status RunLinearCrossEntropy(const LinearCrossEntropyParams& params, Arithmetic 
   LinearCrossEntropyStats& result = stats == nullptr ? unused : *stats;
   result = {};
   if (const Status status = ValidateStep(params); status != Status::kOk) return status;
+  if (params.kept_tokens.given()) return RunKeptTokens(params, &result);
   // The library takes the weights as they are stored.
   const DataType operand =
       arithmetic == Arithmetic::kLibraryBFloat16 ? DataType::kBFloat16 : DataType::kFloat32;

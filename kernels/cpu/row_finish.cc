@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "kernels/cpu/constants.h"
 #include "kernels/row_range.h"
@@ -41,6 +42,24 @@ void FillReturns(const RowReturns& returns, int64_t index, float number, int32_t
   if (returns.top_k == 0) return;
   std::fill_n(returns.top_tokens + index * returns.top_k, returns.top_k, token);
   std::fill_n(returns.top_log_probabilities + index * returns.top_k, returns.top_k, number);
+}
+
+bool IsDropped(const LinearCrossEntropyParams& params, int64_t row) {
+  if (params.labels[row] == params.ignore_index) return true;
+  const auto is_zero = [row](const float* values) { return values == nullptr || values[row] == 0; };
+  return params.token_weights != nullptr && params.token_weights[row] == 0 && is_zero(params.lse_gradients) &&
+         is_zero(params.entropy_gradients) && !params.returns.unweighted();
+}
+
+void ClearDroppedRows(const LinearCrossEntropyParams& params) {
+  const int64_t dx_row_bytes = params.hidden * SizeOf(params.dx_type);
+  for (int64_t r = 0; r < params.tokens; ++r) {
+    if (!IsDropped(params, r)) continue;
+    params.losses[r] = 0.0f;
+    FillReturns(params.returns, r, 0.0f, -1);
+    if (params.dx == nullptr) continue;
+    std::memset(static_cast<char*>(params.dx) + r * dx_row_bytes, 0, static_cast<size_t>(dx_row_bytes));
+  }
 }
 
 RowFinish::RowFinish(const LinearCrossEntropyParams& params, const Vocabulary& vocabulary,

@@ -21,6 +21,12 @@ double SumOfClassWeights(const LinearCrossEntropyParams& params, const Vocabular
 // Sets every return of row `index`: to `token` if it is a token or a rank, otherwise to `number`.
 void FillReturns(const RowReturns& returns, int64_t index, float number, int32_t token);
 
+// Whether the row is ignored, or has factors of 0 alone and nothing is wanted that has none: then nothing of
+// it can be anything but 0.
+bool IsDropped(const LinearCrossEntropyParams& params, int64_t row);
+// Writes the results of all such rows.
+void ClearDroppedRows(const LinearCrossEntropyParams& params);
+
 // A row of which everything is known.
 struct KnownRow {
   int64_t index = 0;  // in the batch

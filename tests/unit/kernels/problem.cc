@@ -124,7 +124,28 @@ LinearCrossEntropyParams Problem::Params() const {
   if (!token_weights.empty()) params.token_weights = token_weights.data();
   if (!lse_gradients.empty()) params.lse_gradients = lse_gradients.data();
   if (!entropy_gradients.empty()) params.entropy_gradients = entropy_gradients.data();
+  if (!kept_offsets.empty()) params.kept_tokens = {kept_offsets.data(), kept_tokens.data()};
   return params;
+}
+
+void KeepTokens(Problem& problem, double share, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::bernoulli_distribution keeps(share);
+  problem.kept_offsets = {0};
+  problem.kept_tokens.clear();
+  int64_t ignored = 0;
+  for (const int64_t label : problem.labels) {
+    std::vector<int32_t> list;
+    const bool is_ignored = label < 0;
+    for (int32_t v = 0; v < problem.shape.vocab; ++v) {
+      if (v == label || keeps(random)) list.push_back(v);
+    }
+    if (is_ignored && ignored++ % 2 == 0) list.clear();
+    std::shuffle(list.begin(), list.end(), random);
+    problem.kept_tokens.insert(problem.kept_tokens.end(), list.begin(), list.end());
+    problem.kept_offsets.push_back(static_cast<int64_t>(problem.kept_tokens.size()));
+  }
+  problem.kept_tokens.reserve(1);  // a pointer to no lists is no null pointer
 }
 
 bool GuardedBytes::Untouched() const {
@@ -322,6 +343,12 @@ Reference RunReference(const Problem& problem) {
     if (params.token_weights != nullptr) params.token_weights += first;
     if (params.lse_gradients != nullptr) params.lse_gradients += first;
     if (params.entropy_gradients != nullptr) params.entropy_gradients += first;
+    std::vector<int64_t> offsets;
+    if (params.kept_tokens.given()) {
+      const auto begin = problem.kept_offsets.begin() + first;
+      for (auto at = begin; at <= begin + params.tokens; ++at) offsets.push_back(*at - *begin);
+      params.kept_tokens = {offsets.data(), problem.kept_tokens.data() + *begin};
+    }
     Teacher teacher;
     if (problem.teacher.has_value()) {
       const TeacherProblem& own = *problem.teacher;

@@ -75,6 +75,8 @@ struct Problem {
   std::vector<float> token_weights;      // [N] or empty
   std::vector<float> lse_gradients;      // [N] or empty
   std::vector<float> entropy_gradients;  // [N] or empty
+  std::vector<int64_t> kept_offsets;     // [N + 1] or empty
+  std::vector<int32_t> kept_tokens;
   std::optional<TeacherProblem> teacher;
 
   // Without the teacher, which is TeacherProblem::Params().
@@ -92,6 +94,10 @@ struct ProblemOptions {
   uint64_t seed = 1;
 };
 Problem RandomProblem(const ProblemOptions& options);
+
+// Gives each row a list of its label and about `share` of the other tokens, in any order; every other ignored
+// row's is empty.
+void KeepTokens(Problem& problem, double share, uint64_t seed = 1);
 
 // The head that one rank has, with the same rows: labels and class weights stay those of all entries.
 Problem ShardOf(const Problem& problem, const Shard& shard);

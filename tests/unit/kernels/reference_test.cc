@@ -104,6 +104,20 @@ TEST(Reference, GradientsAreTheSlopesWithEveryCombinationOfOptions) {
   }
 }
 
+TEST(ReferenceTest, GradientsOverKeptTokensAreTheSlopesOfTheLoss) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    Problem problem = SmallProblem();
+    KeepTokens(problem, 0.4, seed);
+    problem.options.lse_square_scale = seed % 2 == 0 ? 0.25f : 0.0f;
+    problem.options.softcap = seed % 3 == 0 ? 3.0f : 0.0f;
+    problem.entropy_gradients = {-0.5, 2, 1, 0, 0.75};
+    problem.lse_gradients = {0.5, 0, 1, -2, 1};
+    problem.class_weights = {1, 2, 0, 0.5, 3, 1, 0.25, 0, 1, 1, 4};
+    ExpectGradientsAreSlopes(problem);
+    if (HasFailure()) return;
+  }
+}
+
 constexpr Divergence kDivergences[] = {Divergence::kForwardKl, Divergence::kReverseKl,
                                        Divergence::kJensenShannon};
 

@@ -1,0 +1,15 @@
+// The step over rows whose softmax is over a list of tokens: everything is gathered, and nothing is done for
+// an entry of the vocabulary that no list has.
+#ifndef LOSSD_KERNELS_CPU_GATHERED_KEPT_TOKENS_H_
+#define LOSSD_KERNELS_CPU_GATHERED_KEPT_TOKENS_H_
+
+#include "kernels/linear_cross_entropy.h"
+
+namespace lossd::kernels::cpu {
+
+// `params` has passed ValidateStep and has kept_tokens.
+Status RunKeptTokens(const LinearCrossEntropyParams& params, LinearCrossEntropyStats* stats);
+
+}  // namespace lossd::kernels::cpu
+
+#endif  // LOSSD_KERNELS_CPU_GATHERED_KEPT_TOKENS_H_
