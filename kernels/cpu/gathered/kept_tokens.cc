@@ -16,7 +16,7 @@
 namespace lossd::kernels::cpu {
 namespace {
 
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kPieceAlignment = 64;
 
 // s and its derivative by the product's sum times the scale. Of a softcap by w = 1 / (e^(2|z|/c) + 1), which
 // keeps the digits of a derivative near 0.
@@ -46,7 +46,7 @@ int64_t LayOut(int64_t rows, int64_t entries, int64_t hidden, void* workspace, T
   int64_t end = 0;
   const auto take = [&](auto** array, int64_t count) {
     *array = reinterpret_cast<std::remove_reference_t<decltype(*array)>>(static_cast<char*>(workspace) + end);
-    end += RoundUp(count * static_cast<int64_t>(sizeof(**array)), kAlignment);
+    end += RoundUp(count * static_cast<int64_t>(sizeof(**array)), kPieceAlignment);
   };
   tile->rows = rows;
   take(&tile->x, rows * hidden);
