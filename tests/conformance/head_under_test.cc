@@ -25,6 +25,20 @@ std::vector<float> Slice(const std::vector<float>& values, int64_t first, int64_
   return {values.begin() + first, values.begin() + first + count};
 }
 
+kernels::TokenLists ListsOf(const ChunkInput& chunk) {
+  if (chunk.kept_offsets.empty()) return {};
+  static const int32_t none = 0;
+  return {chunk.kept_offsets.data(), chunk.kept_tokens.empty() ? &none : chunk.kept_tokens.data()};
+}
+
+// As the engine says it: no smaller than the mean of the lists, a power of two.
+int64_t KeptTokensClass(const Problem& problem) {
+  if (problem.kept_offsets.empty()) return 0;
+  int64_t least = 1;
+  while (least * problem.shape.tokens < std::ssize(problem.kept_tokens)) least *= 2;
+  return least;
+}
+
 const float* PointerTo(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
 
 }  // namespace
@@ -46,6 +60,11 @@ ChunkInput RowsOf(const Problem& problem, int64_t first, int64_t count) {
   chunk.token_weights = Slice(problem.token_weights, first, count);
   chunk.lse_gradients = Slice(problem.lse_gradients, first, count);
   chunk.entropy_gradients = Slice(problem.entropy_gradients, first, count);
+  if (problem.kept_offsets.empty()) return chunk;
+  const auto begin = problem.kept_offsets.begin() + first;
+  for (auto at = begin; at <= begin + count; ++at) chunk.kept_offsets.push_back(*at - *begin);
+  chunk.kept_tokens.assign(problem.kept_tokens.begin() + *begin,
+                           problem.kept_tokens.begin() + *(begin + count));
   return chunk;
 }
 
@@ -55,7 +74,8 @@ BatchKey KindOf(const Problem& problem, DataType dx_type) {
           .options = problem.options,
           .class_weights = problem.class_weights.empty() ? ClassWeights::kIgnore : ClassWeights::kUse,
           .bias = problem.bias.empty() ? Bias::kIgnore : Bias::kUse,
-          .entropy_gradients = !problem.entropy_gradients.empty()};
+          .entropy_gradients = !problem.entropy_gradients.empty(),
+          .kept_tokens = KeptTokensClass(problem)};
 }
 
 HeadConfig ConfigOf(const Problem& problem) {
@@ -103,6 +123,7 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
                     .token_weights = PointerTo(chunk.token_weights),
                     .lse_gradients = PointerTo(chunk.lse_gradients),
                     .entropy_gradients = PointerTo(chunk.entropy_gradients),
+                    .kept_tokens = ListsOf(chunk),
                     .accumulate = loss_only ? ChunkRows::Accumulate::kNo : chunk.accumulate,
                     .losses = dw_only ? nullptr : losses.As<float>(),
                     .returns = returns.Pointers(),

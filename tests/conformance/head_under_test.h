@@ -37,6 +37,8 @@ struct ChunkInput {
   std::vector<float> token_weights = {};
   std::vector<float> lse_gradients = {};
   std::vector<float> entropy_gradients = {};
+  std::vector<int64_t> kept_offsets = {};  // or empty: no lists
+  std::vector<int32_t> kept_tokens = {};
   ChunkRows::Accumulate accumulate = ChunkRows::Accumulate::kYes;
 };
 

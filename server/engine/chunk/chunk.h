@@ -92,6 +92,9 @@ struct ChunkOptions {
   }
 };
 
+// Most tokens that the lists of a chunk hold together: a device keeps room for them.
+inline constexpr int64_t kMostKeptTokens = int64_t{1} << 20;
+
 struct ChunkLimits {
   int64_t max_chunk_bytes = int64_t{16} << 20;  // of hidden states, with those of a teacher
   int64_t max_chunk_tokens = 65536;
@@ -113,7 +116,8 @@ struct Hold {
 
 // Owns its payload. `labels` are int64, `hidden_states` [tokens, H] elements of hidden_type, `teacher_hidden`
 // likewise of a distillation's teacher and otherwise empty, and what there is for each token besides, fp32
-// [tokens] or empty: all little-endian.
+// [tokens] or empty; of lists of kept tokens `kept_offsets` int64 [tokens + 1] and `kept_tokens` int32: all
+// little-endian.
 struct Chunk {
   uint64_t sequence = 0;
   uint64_t generation = 0;
@@ -130,6 +134,9 @@ struct Chunk {
   std::string token_weights;
   std::string lse_gradients;
   std::string entropy_gradients;
+  bool has_kept_tokens = false;
+  std::string kept_offsets;
+  std::string kept_tokens;
   Payload hidden_states;
   Payload teacher_hidden;
   // Until ResolveRegions has put the places themselves into hidden_states, teacher_hidden and dx.
@@ -153,13 +160,13 @@ struct Chunk {
   }
   // For a rejected chunk, which may be kept for as long as a batch takes after its bytes were credited back.
   void DropPayload() {
-    labels = token_weights = lse_gradients = entropy_gradients = {};
+    labels = token_weights = lse_gradients = entropy_gradients = kept_offsets = kept_tokens = {};
     hidden_states = teacher_hidden = {};
     dx = {};
   }
   int64_t token_bytes() const {
     return static_cast<int64_t>(labels.size() + token_weights.size() + lse_gradients.size() +
-                                entropy_gradients.size());
+                                entropy_gradients.size() + kept_offsets.size() + kept_tokens.size());
   }
 };
 

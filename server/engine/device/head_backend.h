@@ -75,6 +75,8 @@ struct ChunkRows {
   const float* lse_gradients = nullptr;        // [tokens]; null: 0
   const float* entropy_gradients = nullptr;    // [tokens]; null: 0. Only of a kind that has them
   HoldName hold = {};                          // of a kind that holds
+  // Lists of rows that are not ignored have the label. Only of a kind that has them.
+  kernels::TokenLists kept_tokens = {};
   Accumulate accumulate = Accumulate::kYes;    // whether the rows count in dW; kNo if loss only
 
   float* losses = nullptr;           // [tokens]; null if dW only
@@ -325,6 +327,8 @@ class Device : public RegionSource {
   // fixed_segments, and chunks of deterministic sessions have the same bits only on the same number of
   // devices.
   virtual bool HasFixedSegments(const HeadConfig& /*config*/) const { return false; }
+  // Whether chunks may have lists of tokens.
+  virtual bool TakesTokenLists() const { return true; }
   // Hidden-state bytes of the chunks that it would rather have; 0: no opinion.
   virtual int64_t PreferredChunkBytes() const { return 0; }
   // All of its memory, whoever uses it; zeros if it does not tell. Any thread's, beside every other call.

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/chunk/chunk_options.h"
+#include "server/engine/chunk/kept_tokens.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/device/batch_key.h"
 #include "server/engine/head/head.h"
@@ -156,8 +157,13 @@ absl::Status Head::CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) co
   absl::Status status =
       ResolveRegions(chunk, config_, environment_.limits, *environment_.regions, teacher_config);
   if (status.ok()) status = ValidateContent(chunk, config_, environment_.limits, teacher_config);
+  if (status.ok() && chunk.has_kept_tokens && !environment_.device->TakesTokenLists()) {
+    return MakeError(absl::StatusCode::kUnimplemented, RejectReason::kOption, kKeptTokensField,
+                     absl::StrCat(kKeptTokensField, " is set, but head ", config_.name,
+                                  " lies over several devices; use a server of one device"));
+  }
   // Chunks are not to go apart for what the device cannot do.
-  if (!backend_->Holds()) chunk.hold = {};
+  if (!backend_->Holds() || chunk.has_kept_tokens) chunk.hold = {};
   return status;
 }
 

@@ -231,6 +231,11 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
     chunk.token_weights = std::move(*inputs.mutable_weights());
     chunk.lse_gradients = std::move(*inputs.mutable_lse_gradients());
     chunk.entropy_gradients = std::move(*inputs.mutable_entropy_gradients());
+    chunk.has_kept_tokens = inputs.has_kept_tokens();
+    if (chunk.has_kept_tokens) {
+      chunk.kept_offsets = std::move(*inputs.mutable_kept_tokens()->mutable_offsets());
+      chunk.kept_tokens = std::move(*inputs.mutable_kept_tokens()->mutable_ids());
+    }
   }
   if (proto.has_hold()) chunk.hold = {.number = proto.hold().number(), .first = proto.hold().first_token()};
   chunk.window_token = If(proto.has_window_token(), int64_t{proto.window_token()});

@@ -42,6 +42,36 @@ v1::Distillation& Teach(v1::Chunk& chunk) {
   return soft;
 }
 
+// Lists of two tokens: each label and the token behind it.
+void SetLists(v1::Chunk& chunk, const std::vector<int64_t>& offsets, const std::vector<int32_t>& ids) {
+  v1::TokenLists& lists = *chunk.mutable_token_inputs()->mutable_kept_tokens();
+  lists.set_offsets(offsets.data(), offsets.size() * sizeof(int64_t));
+  lists.set_ids(ids.data(), ids.size() * sizeof(int32_t));
+}
+using Offsets = std::vector<int64_t>;
+using Ids = std::vector<int32_t>;
+void Keep(v1::Chunk& chunk, const std::function<void(Offsets&, Ids&)>& spoil) {
+  Offsets offsets = {0};
+  Ids ids;
+  for (int64_t token = 0; token < chunk.tokens(); ++token) {
+    int64_t label = 0;
+    std::memcpy(&label, chunk.labels().data() + token * 8, 8);
+    ids.push_back(static_cast<int32_t>(label));
+    ids.push_back(static_cast<int32_t>((label + 1) % kInputVocab));
+    offsets.push_back(static_cast<int64_t>(ids.size()));
+  }
+  spoil(offsets, ids);
+  SetLists(chunk, offsets, ids);
+}
+void Keep(v1::Chunk& chunk) {
+  Keep(chunk, [](Offsets&, Ids&) {});
+}
+Case Lists(std::string name, RejectReason reason, std::string field, std::vector<std::string> message,
+           const std::function<void(Offsets&, Ids&)>& spoil) {
+  return Content(std::move(name), reason, "token_inputs.kept_tokens" + field, std::move(message),
+                 [spoil](v1::Chunk& chunk) { Keep(chunk, spoil); });
+}
+
 void SetHidden(v1::Chunk& chunk, int64_t index, float value) {
   std::memcpy(chunk.mutable_hidden_states()->data() + index * 4, &value, 4);
 }
@@ -143,6 +173,57 @@ std::vector<Case> ContentCases() {
               [](v1::Chunk& chunk) {
                 chunk.mutable_hold()->set_number(1);
                 chunk.mutable_hold()->set_first_token(-1);
+              }),
+      Lists("kept_offsets_too_few", RejectReason::kLength, ".offsets", {"holds 128 bytes", "are 136"},
+            [](Offsets& offsets, Ids&) { offsets.pop_back(); }),
+      Content("kept_ids_of_half_a_token", RejectReason::kLength, "token_inputs.kept_tokens.ids",
+              {"holds 127 bytes", "multiple of 4"},
+              [](v1::Chunk& chunk) {
+                Keep(chunk);
+                chunk.mutable_token_inputs()->mutable_kept_tokens()->mutable_ids()->resize(127);
+              }),
+      Lists("kept_offsets_not_from_0", RejectReason::kOption, ".offsets", {"[0] is 1", "must be 0"},
+            [](Offsets& offsets, Ids&) { offsets[0] = 1; }),
+      Lists("kept_offsets_that_fall", RejectReason::kOption, ".offsets", {"[4] is 5", "at least 6"},
+            [](Offsets& offsets, Ids&) { offsets[4] = 5; }),
+      Lists("kept_offsets_below_0", RejectReason::kOption, ".offsets", {"[1] is -9", "at least 0"},
+            [](Offsets& offsets, Ids&) { offsets[1] = -9; }),
+      Lists("kept_ids_missing", RejectReason::kLength, ".ids", {"holds 31 ids", "[16] is 32"},
+            [](Offsets&, Ids& ids) { ids.pop_back(); }),
+      Lists("kept_ids_left_over", RejectReason::kLength, ".ids", {"holds 33 ids", "[16] is 32"},
+            [](Offsets&, Ids& ids) { ids.push_back(1); }),
+      Lists("kept_offsets_beyond_everything", RejectReason::kLength, ".ids", {"holds 32 ids"},
+            [](Offsets& offsets, Ids&) { offsets.back() = std::numeric_limits<int64_t>::max(); }),
+      Lists("kept_list_empty", RejectReason::kLabel, ".offsets", {"[3] and [4] are 6", "list of token 3"},
+            [](Offsets& offsets, Ids& ids) {
+              ids.erase(ids.begin() + 6, ids.begin() + 8);
+              for (size_t i = 4; i < offsets.size(); ++i) offsets[i] -= 2;
+            }),
+      Lists("kept_id_twice", RejectReason::kLabel, ".ids", {"ids[11] is", "list of token 5 has already"},
+            [](Offsets&, Ids& ids) { ids[11] = ids[10]; }),
+      Lists("kept_id_too_large", RejectReason::kLabel, ".ids", {"ids[7] is 64", "[0, 64)"},
+            [](Offsets&, Ids& ids) { ids[7] = kInputVocab; }),
+      Lists("kept_id_negative", RejectReason::kLabel, ".ids", {"ids[0] is -1", "[0, 64)"},
+            [](Offsets&, Ids& ids) { ids[0] = -1; }),
+      Lists("label_outside_of_its_list", RejectReason::kLabel, "", {"labels[2] is", "2 ids"},
+            [](Offsets&, Ids& ids) { ids[4] = (ids[5] + 1) % kInputVocab; }),
+      Content("kept_tokens_and_label_smoothing", RejectReason::kOption, "options.label_smoothing",
+              {"is 0.5", "token_inputs.kept_tokens"},
+              [](v1::Chunk& chunk) {
+                Keep(chunk);
+                chunk.mutable_options()->set_label_smoothing(0.5F);
+              }),
+      Content("kept_tokens_and_soft_targets", RejectReason::kOption, "options.distillation",
+              {"is set", "token_inputs.kept_tokens"},
+              [](v1::Chunk& chunk) {
+                Keep(chunk);
+                Teach(chunk);
+              }),
+      Content("kept_tokens_and_top_k", RejectReason::kOption, "options.returns.top_k",
+              {"is 2", "token_inputs.kept_tokens"},
+              [](v1::Chunk& chunk) {
+                Keep(chunk);
+                chunk.mutable_options()->mutable_returns()->set_top_k(2);
               }),
       Content("divergences_without_a_teacher", RejectReason::kOption, "options.returns.divergences",
               {"is true", "options.distillation is not set"},

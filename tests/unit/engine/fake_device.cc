@@ -408,6 +408,7 @@ class FakeDevice : public Device {
     return std::make_unique<FakeGradient>();
   }
   bool HasFixedSegments(const HeadConfig& /*config*/) const override { return options_.fixed_segments; }
+  bool TakesTokenLists() const override { return options_.group.ranks.empty(); }
   GroupReport Group() const override { return options_.group; }
   MemoryPlan SharedMemory() const override { return {{"workspace", 0}}; }
   std::optional<ResultBytes> RegisteredBytes(int64_t bytes) override { return gate_->Register(bytes); }

@@ -193,6 +193,7 @@ kernels::LinearCrossEntropyParams CpuBackend::ToParams(const BatchKey& kind, con
   params.token_weights = rows.token_weights;
   params.lse_gradients = rows.lse_gradients;
   params.entropy_gradients = rows.entropy_gradients;
+  params.kept_tokens = rows.kept_tokens;
   params.gradient_scale = rows.gradient_scale;
   params.z_gradient_scale = rows.z_gradient_scale;
   params.losses = rows.losses != nullptr ? rows.losses : UnusedLosses(rows.tokens);

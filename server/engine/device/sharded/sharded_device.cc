@@ -418,6 +418,7 @@ class ShardedDevice : public Device {
     return local_->PlanGradient(ShardConfigOf(config, place_));
   }
   absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& config) override;
+  bool TakesTokenLists() const override { return false; }  // every rank has entries of its own
   bool HasFixedSegments(const HeadConfig& config) const override { return local_->HasFixedSegments(config); }
   int64_t PreferredChunkBytes() const override { return local_->PreferredChunkBytes(); }
   DeviceTotals Totals() const override { return local_->Totals(); }

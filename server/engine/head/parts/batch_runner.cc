@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "server/engine/chunk/chunk_options.h"
+#include "server/engine/chunk/kept_tokens.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/device/staging.h"
 
@@ -107,6 +108,7 @@ ChunkRows BatchRunner::Describe(StartedChunk& started) const {
   rows.gradient_scale = chunk.gradient_scale;
   rows.z_gradient_scale = chunk.options.z_gradient_scale;
   rows.token_weights = Floats(chunk.token_weights);
+  rows.kept_tokens = KeptTokensOf(chunk);
   if (HasWeightGradient(chunk.mode)) {
     rows.lse_gradients = Floats(chunk.lse_gradients);
     rows.entropy_gradients = Floats(chunk.entropy_gradients);

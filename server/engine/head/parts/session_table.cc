@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/chunk/chunk_options.h"
+#include "server/engine/chunk/kept_tokens.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
 #include "server/engine/device/batch_key.h"
@@ -455,6 +456,12 @@ absl::Status SessionTable::CheckPlace(const std::string& session_id, const Chunk
   if (place < 0 || place > kMostPlace) {
     return Invalid(RejectReason::kOption, kWindowToken,
                    absl::StrCat("window_token is ", place, "; it must be in [0, ", kMostPlace, "]"));
+  }
+  if (chunk.has_kept_tokens) {
+    return Invalid(RejectReason::kOption, kKeptTokensField,
+                   absl::StrCat(kKeptTokensField,
+                                " is set; chunks of a deterministic session have no lists of tokens, unless "
+                                "they are of mode LOSS_ONLY"));
   }
   for (const auto& [field, rows] : {std::pair("hidden_states_region", &chunk.hidden_states),
                                     std::pair("teacher_hidden_states_region", &chunk.teacher_hidden)}) {

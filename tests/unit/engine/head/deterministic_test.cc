@@ -385,6 +385,26 @@ TEST_F(DeterministicTest, AWaitForAPlaceEndsWithTheLook) {
   EXPECT_EQ(answer.error.code(), absl::StatusCode::kResourceExhausted);
 }
 
+TEST_F(DeterministicTest, ListsOfTokensGiveLossesAlone) {
+  const LaneAttachment lane = Attach(Open("c", 0));
+  Chunk chunk = MakeChunk(1, 120, 1);
+  const int64_t offsets[] = {0, kVocab};
+  chunk.has_kept_tokens = true;
+  chunk.kept_offsets.assign(reinterpret_cast<const char*>(offsets), sizeof(offsets));
+  for (int32_t token = 0; token < kVocab; ++token) {
+    chunk.kept_tokens.append(reinterpret_cast<const char*>(&token), sizeof(token));
+  }
+  Chunk losses = chunk;
+  losses.sequence = 2;
+  losses.mode = ComputeMode::kLossOnly;
+  losses.window_token.reset();
+  const ChunkAnswer refused = AnswerOf(lane, std::move(chunk));
+  EXPECT_EQ(refused.disposition, Disposition::kRejected);
+  EXPECT_EQ(refused.error.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FieldOf(refused.error), "token_inputs.kept_tokens");
+  EXPECT_EQ(AnswerOf(lane, std::move(losses)).disposition, Disposition::kAccumulated);
+}
+
 TEST_F(DeterministicTest, AFrozenHeadTakesItForGranted) {
   HeadConfig frozen;
   frozen.weight_gradients = WeightGradients::kFrozen;

@@ -1,0 +1,249 @@
+// Lists of kept tokens on every device that takes them: each option with them, alone and in pairs, against
+// fp64; and the bits of a row, which depend on nothing beside it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/conformance/head_under_test.h"
+
+namespace lossd::engine::testing::kept_tokens_test {
+namespace {
+
+using kernels::testing::KeepTokens;
+using kernels::testing::Narrowed;
+using kernels::testing::RandomProblem;
+using kernels::testing::Reference;
+using kernels::testing::RelativeError;
+using kernels::testing::RunReference;
+using kernels::testing::SameBits;
+
+constexpr int64_t kTokens = 61;
+constexpr int64_t kVocab = 307;
+constexpr double kRowError = 2e-5;
+// Nothing is rounded to 16 bits but what is stored so: the same for every type of head.
+constexpr double kGradientError = 3e-6;
+
+// What every device can tell of a row over a list.
+constexpr WantedReturns kReturns = {.log_sum_exp = true,
+                                    .z_loss = true,
+                                    .log_probability = true,
+                                    .entropy = true,
+                                    .prediction = true,
+                                    .target_rank = true};
+
+struct Option {
+  const char* name;
+  void (*set)(Problem&);
+};
+
+std::vector<float> Spread(int64_t count, float low, float high) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = low + (high - low) * static_cast<float>((i * 37) % values.size()) / static_cast<float>(count);
+  }
+  return values;
+}
+
+constexpr Option kOptions[] = {
+    {"nothing", [](Problem&) {}},
+    {"scale", [](Problem& p) { p.options.logit_scale = 0.3f; }},
+    {"softcap", [](Problem& p) { p.options.softcap = 2.0f; }},
+    {"z-loss", [](Problem& p) { p.options.lse_square_scale = 0.1f; }},
+    {"z gradient scale",
+     [](Problem& p) {
+       p.options.lse_square_scale = 0.02f;
+       p.z_gradient_scale = 3.0f;
+     }},
+    {"bias", [](Problem& p) { p.bias = Spread(p.shape.vocab, -2.0f, 2.0f); }},
+    {"class weights", [](Problem& p) { p.class_weights = Spread(p.shape.vocab, 0.0f, 2.0f); }},
+    {"token weights", [](Problem& p) { p.token_weights = Spread(p.shape.tokens, -0.5f, 2.0f); }},
+    {"lse gradients", [](Problem& p) { p.lse_gradients = Spread(p.shape.tokens, -1.0f, 1.0f); }},
+    {"entropy gradients", [](Problem& p) { p.entropy_gradients = Spread(p.shape.tokens, -1.0f, 1.0f); }},
+};
+
+class KeptTokens : public HeadTest {
+ protected:
+  void SetUp() override {
+    HeadTest::SetUp();
+    if (device_ != nullptr && !device_->TakesTokenLists()) GTEST_SKIP() << "no lists of tokens";
+  }
+
+  Problem Rows(int64_t tokens = kTokens, int64_t vocab = kVocab, int64_t hidden = 45) const {
+    Problem problem =
+        RandomProblem({.shape = {tokens, vocab, hidden}, .type = type(), .logit_deviation = 2.0});
+    for (size_t r = 0; r < problem.labels.size(); r += 5) problem.labels[r] = kIgnoreIndex;
+    return problem;
+  }
+
+  static Problem Rounded(const Problem& problem) {
+    Problem rounded = problem;
+    rounded.hidden_type = problem.weight_type;
+    rounded.hidden_states = Narrowed(problem.weight_type, problem.HiddenStates());
+    return rounded;
+  }
+
+  // How much the terms of a gradient may have cancelled: those of each part alone.
+  static double Cancelled(const Problem& problem, const Reference& whole,
+                          std::vector<double> Reference::*gradient) {
+    Problem part = problem;
+    part.lse_gradients.clear();
+    part.entropy_gradients.clear();
+    part.options.lse_square_scale = 0;
+    const auto norm = [](const std::vector<double>& values) {
+      double sum = 0;
+      for (const double value : values) sum += value * value;
+      return std::sqrt(sum);
+    };
+    const double own = norm(whole.*gradient);
+    return own == 0 ? 1 : (own + 2 * norm(RunReference(part).*gradient)) / own;
+  }
+
+  void ExpectAgreement(const Problem& problem) {
+    const Reference reference = RunReference(Rounded(problem));
+    HeadUnderTest head(device_.get(), problem);
+    const ChunkOutput output = head.Run(problem, kReturns);
+    const auto error = [&](std::vector<double> Reference::*gradient) {
+      return kGradientError * Cancelled(Rounded(problem), reference, gradient);
+    };
+    EXPECT_LT(RelativeError(output.dx, reference.dx), error(&Reference::dx));
+    EXPECT_LT(RelativeError(head.Gradient(), reference.dw), error(&Reference::dw));
+    if (!problem.bias.empty()) {
+      EXPECT_LT(RelativeError(head.BiasGradient(), reference.db), 4 * error(&Reference::db));
+    }
+    for (int64_t r = 0; r < problem.shape.tokens; ++r) ExpectRow(problem, reference, output, r);
+  }
+
+  static void ExpectRow(const Problem& problem, const Reference& reference, const ChunkOutput& output,
+                        int64_t row) {
+    const auto r = static_cast<size_t>(row);
+    const RowReturnValues& told = output.returns;
+    if (problem.labels[r] == kIgnoreIndex) {
+      EXPECT_EQ(output.losses[r], 0.0f);
+      EXPECT_EQ(told.entropy[r], 0.0f);
+      EXPECT_EQ(told.prediction[r], -1);
+      return;
+    }
+    const double* logits = &reference.logits[r * static_cast<size_t>(problem.shape.vocab)];
+    double largest = 0;
+    int64_t above = 0;
+    for (int64_t v = 0; v < problem.shape.vocab; ++v) {
+      if (!std::isfinite(logits[v])) continue;
+      largest = std::max(largest, std::fabs(logits[v]));
+      above += logits[v] > logits[problem.labels[r]] ? 1 : 0;
+    }
+    const double size = (1 + largest) * (1 + largest);
+    EXPECT_NEAR(output.losses[r], reference.losses[r], 3 * kRowError * size);
+    EXPECT_NEAR(told.log_sum_exp[r], reference.log_sum_exp[r], kRowError * size);
+    EXPECT_NEAR(told.z_loss[r], reference.z_loss[r], kRowError * size);
+    EXPECT_NEAR(told.log_probability[r], reference.log_probability[r], kRowError * size);
+    EXPECT_NEAR(told.entropy[r], reference.entropy[r], kRowError * size);
+    ASSERT_GE(told.prediction[r], 0);
+    EXPECT_NEAR(logits[told.prediction[r]], *std::max_element(logits, logits + problem.shape.vocab),
+                kRowError * size);
+    EXPECT_NEAR(told.target_rank[r], above, 1);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, KeptTokens, ::testing::ValuesIn(DevicesAndTypes()),
+                         [](const auto& test) { return NameOf(test.param); });
+
+TEST_P(KeptTokens, EveryPairOfOptionsIsThatOfTheReference) {
+  for (const Option& one : kOptions) {
+    for (const Option& other : kOptions) {
+      SCOPED_TRACE(std::string(one.name) + ", " + other.name);
+      Problem problem = Rows();
+      one.set(problem);
+      other.set(problem);
+      KeepTokens(problem, 0.1);
+      ExpectAgreement(problem);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(KeptTokens, ListsOfAnySizeAreThoseOfTheReference) {
+  for (const double share : {0.0, 0.003, 0.5, 1.0}) {
+    for (const int64_t hidden : {1, 8, 263}) {
+      SCOPED_TRACE(std::to_string(share) + " of the vocabulary, hidden " + std::to_string(hidden));
+      Problem problem = Rows(kTokens, kVocab, hidden);
+      problem.entropy_gradients = Spread(kTokens, -1.0f, 1.0f);
+      KeepTokens(problem, share);
+      ExpectAgreement(problem);
+    }
+  }
+}
+
+TEST_P(KeptTokens, ARowWithOneTokenHasNoLossAndNoGradient) {
+  Problem problem = Rows();
+  KeepTokens(problem, 0.0);
+  HeadUnderTest head(device_.get(), problem);
+  const ChunkOutput output = head.Run(problem, kReturns);
+  for (const float loss : output.losses) EXPECT_EQ(loss, 0.0f);
+  for (const float value : output.dx) EXPECT_EQ(value, 0.0f);
+  for (const float value : head.Gradient()) EXPECT_EQ(value, 0.0f);
+}
+
+TEST_P(KeptTokens, ARowHasTheSameBitsInAnyCompany) {
+  Problem problem = Rows(300);
+  problem.entropy_gradients = Spread(300, -1.0f, 1.0f);
+  KeepTokens(problem, 0.1);
+  const BatchKey kind = KindOf(problem);
+  HeadUnderTest head(device_.get(), problem);
+  const ChunkOutput whole = head.Run(kind, {RowsOf(problem, 0, 300)}).front();
+  const std::vector<float> gradient = head.Gradient();
+  head.backend().ResetGradient();
+  for (const int64_t size : {1, 7, 100}) {
+    std::vector<ChunkInput> chunks;
+    for (int64_t first = 0; first < 300; first += size) {
+      chunks.push_back(RowsOf(problem, first, std::min(size, 300 - first)));
+    }
+    // Beside rows that do not count.
+    chunks.push_back(RowsOf(problem, 20, 100));
+    chunks.back().accumulate = ChunkRows::Accumulate::kNo;
+    const std::vector<ChunkOutput> outputs = head.Run(kind, chunks);
+    for (int64_t i = 0; i * size < 300; ++i) {
+      const int64_t count = std::min(size, 300 - i * size);
+      const ChunkOutput& part = outputs[static_cast<size_t>(i)];
+      EXPECT_TRUE(SameBits(part.losses.data(), &whole.losses[static_cast<size_t>(i * size)], count));
+      EXPECT_TRUE(SameBits(part.dx.data(), &whole.dx[static_cast<size_t>(i * size * 45)], count * 45));
+    }
+    EXPECT_LT(RelativeError(head.Gradient(), {gradient.begin(), gradient.end()}), 1e-5);
+    head.backend().ResetGradient();
+  }
+}
+
+TEST_P(KeptTokens, TheSameCallsGiveTheSameGradient) {
+  Problem problem = Rows(300);
+  KeepTokens(problem, 0.2);
+  std::vector<float> first;
+  for (int i = 0; i < 3; ++i) {
+    HeadUnderTest head(device_.get(), problem);
+    head.Run(problem);
+    Problem plain = problem;
+    plain.kept_offsets.clear();
+    head.Run(plain);  // batches without lists add to the same dW
+    head.Run(problem);
+    const std::vector<float> gradient = head.Gradient();
+    if (i == 0) first = gradient;
+    EXPECT_TRUE(SameBits(gradient, first));
+  }
+}
+
+TEST_P(KeptTokens, LossesAloneHaveTheSameBits) {
+  Problem problem = Rows();
+  KeepTokens(problem, 0.2);
+  HeadUnderTest head(device_.get(), problem);
+  const ChunkOutput with = head.Run(problem);
+  BatchKey kind = KindOf(problem);
+  kind.mode = ComputeMode::kLossOnly;
+  EXPECT_TRUE(SameBits(head.Run(kind, {RowsOf(problem, 0, kTokens)}).front().losses, with.losses));
+}
+
+}  // namespace
+}  // namespace lossd::engine::testing::kept_tokens_test

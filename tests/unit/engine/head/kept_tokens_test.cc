@@ -1,0 +1,71 @@
+// Chunks with lists of kept tokens: what they share a batch with, and where they are refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/engine/common/errors.h"
+#include "tests/unit/engine/engine_fixture.h"
+
+namespace lossd::engine::kept_tokens_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+// With a list of so many tokens, from 0 on, the label among them.
+Chunk WithList(uint64_t sequence, int32_t size) {
+  Chunk chunk = EngineFixture::MakeChunk(sequence, 1);
+  chunk.has_kept_tokens = true;
+  const int64_t offsets[] = {0, size};
+  chunk.kept_offsets.assign(reinterpret_cast<const char*>(offsets), sizeof(offsets));
+  for (int32_t token = 0; token < size; ++token) {
+    chunk.kept_tokens.append(reinterpret_cast<const char*>(&token), sizeof(token));
+  }
+  return chunk;
+}
+
+TEST(KeptTokens, ChunksWithListsShareNoBatchWithOthersOrWithMuchLongerLists) {
+  EngineFixture fixture({}, {.rows_per_batch = 10});
+  const auto listener = std::make_shared<RecordingListener>();
+  const LaneAttachment lane = fixture.Attach(fixture.Open("c"), listener);
+  fixture.gate.Hold();
+  fixture.Submit(lane, EngineFixture::MakeChunk(1, 1));
+  fixture.gate.AwaitArrival();
+  fixture.Submit(lane, EngineFixture::MakeChunk(2, 1));
+  fixture.Submit(lane, WithList(3, 1));
+  fixture.Submit(lane, WithList(4, 1));
+  fixture.Submit(lane, WithList(5, 2));
+  fixture.gate.LetThrough();
+  listener->AwaitAnswers(5);
+  fixture.engine->WaitIdle();
+  std::vector<int64_t> kinds;
+  for (const BatchKey& kind : fixture.gate.kinds()) kinds.push_back(kind.kept_tokens);
+  EXPECT_EQ(kinds, (std::vector<int64_t>{0, 0, 1, 2}));
+}
+
+TEST(KeptTokens, AGroupOfDevicesRefusesThem) {
+  EngineFixture fixture({}, {.group = {.ranks = {{}, {}}}});
+  const auto listener = std::make_shared<RecordingListener>();
+  const LaneAttachment lane = fixture.Attach(fixture.Open("c"), listener);
+  fixture.Submit(lane, WithList(1, 2));
+  const ChunkAnswer answer = listener->AwaitAnswers(1)[0];
+  EXPECT_EQ(answer.disposition, Disposition::kRejected);
+  EXPECT_EQ(answer.error.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(FieldOf(answer.error), "token_inputs.kept_tokens");
+  EXPECT_THAT(answer.error.message(), HasSubstr("several devices; use a server of one device"));
+  fixture.Submit(lane, EngineFixture::MakeChunk(2, 1));
+  EXPECT_EQ(listener->AwaitAnswers(2)[1].disposition, Disposition::kAccumulated);
+}
+
+TEST(KeptTokens, AFrozenHeadTakesThem) {
+  EngineFixture fixture({}, {}, {.weight_gradients = WeightGradients::kFrozen});
+  const auto listener = std::make_shared<RecordingListener>();
+  const LaneAttachment lane = fixture.Attach(fixture.Open("c"), listener);
+  fixture.Submit(lane, WithList(1, 2));
+  EXPECT_EQ(listener->AwaitAnswers(1)[0].disposition, Disposition::kAccumulated);
+}
+
+}  // namespace
+}  // namespace lossd::engine::kept_tokens_test
