@@ -375,6 +375,9 @@ typedef struct lossd_batch {
   int64_t window_token;           /* -1: behind the batch before */
   const float* entropy_gradients; /* [N], or NULL */
   uint64_t hold;                  /* of both phases of a batch (lossd::Batch); 0: none. From version 8 on */
+  const int64_t* kept_offsets;    /* [N + 1], or NULL: no lists (Batch::kept_tokens) */
+  const int32_t* kept_tokens;     /* [kept_token_count] */
+  int64_t kept_token_count;
 } lossd_batch;
 
 /* lossd::BatchOutputs and lossd::TokenReturns; what is NULL is not wanted. */

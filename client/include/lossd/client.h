@@ -308,6 +308,14 @@ struct LanePlace {
 
 enum class ComputeMode { kLossAndGradients, kLossOnly };
 
+// Tokens of the vocabulary for each token of a batch, one list behind the other.
+struct TokenLists {
+  std::span<const int64_t> offsets = {};  // [N + 1]: token i has [offsets[i], offsets[i + 1]), from 0 on
+  std::span<const int32_t> tokens = {};   // [offsets[N]], each in [0, V), none twice in a list
+
+  bool given() const { return !offsets.empty(); }
+};
+
 // One batch of tokens; any size >= 0. It is cut into chunks, from which ignored tokens are left out.
 // hidden_states, those of a distillation's teacher and BatchOutputs::dx may lie in a Region of this client:
 // then they are not sent but read, and written, by the server where they are, and ignored tokens stay in
@@ -329,6 +337,12 @@ struct Batch {
   std::span<const float> token_weights = {};
   std::span<const float> lse_gradients = {};
   std::span<const float> entropy_gradients = {};
+  // Given: a token's distribution is over its list alone (the kept set of a sampler), in any order and with
+  // the label in it; of an ignored token it may be empty. Loss, returns and gradients are of that
+  // distribution. INVALID_ARGUMENT together with label_smoothing, a distillation or top_k, and for gradients
+  // of a deterministic session; UNIMPLEMENTED where heads lie over several devices. Of the longest list there
+  // are at most 2^20 tokens, and chunks are cut as if all lists were as long.
+  TokenLists kept_tokens = {};
   // Multiplies the z-loss's part of the gradients instead of gradient_scale; not for kMean, which has
   // z_normalizer.
   std::optional<float> z_gradient_scale = {};

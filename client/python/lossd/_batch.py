@@ -138,6 +138,7 @@ class BatchOptions(LossNumbers):
     token_weights: Any = None
     lse_gradients: Any = None
     entropy_gradients: Any = None
+    kept_tokens: tuple[Any, Any] | None = None
     weight_version: int = 0
     hold: int = 0
     first_token: int = 0
@@ -206,6 +207,16 @@ def _distillation(wanted: Distillation, leading: tuple[int, ...], keep: list[Any
     return c.pointer(struct)
 
 
+def _kept_tokens(batch: s.Batch, lists: Any, tokens: int, keep: list[Any]) -> None:
+    if not isinstance(lists, (tuple, list)) or len(lists) != 2:
+        raise TypeError("kept_tokens is not a pair; want (offsets, ids)")
+    offsets, ids = t.label_view(lists[0], "kept_tokens[0]"), t.token_view(lists[1], "kept_tokens[1]")
+    t.require_shape(offsets, "kept_tokens[0]", (tokens + 1,))
+    t.require_shape(ids, "kept_tokens[1]", (t.token_count(ids.shape),))
+    batch.kept_offsets, batch.kept_tokens, batch.kept_token_count = offsets.pointer, ids.pointer, ids.shape[0]
+    keep += [offsets, ids]
+
+
 def _outputs(
     prepared: Prepared, leading: tuple[int, ...], kind: t.Kind, dx: t.View | None, options: BatchOptions
 ) -> None:
@@ -256,6 +267,8 @@ def prepare(hidden: t.View, labels: Any, kind: t.Kind, dx: t.View | None, option
             view = t.float32_view(value, name, leading)
             setattr(batch, name, view.pointer)
             prepared.keep.append(view)
+    if options.kept_tokens is not None:
+        _kept_tokens(batch, options.kept_tokens, batch.tokens, prepared.keep)
     if options.distillation is not None:
         batch.distillation = _distillation(options.distillation, leading, prepared.keep)
     _outputs(prepared, leading, kind, dx, options)

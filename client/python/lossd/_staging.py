@@ -262,6 +262,8 @@ def stage(staging: Staging, hidden: Any, labels: Any, options: BatchOptions) -> 
         inside = slot.part(0, shape, dtype, torch)
         layer.copy(inside, hidden.detach(), staging.stream)
         host = {name: _to_host(staging, getattr(options, name)) for name in TOKEN_INPUTS}
+        if options.kept_tokens is not None:
+            host["kept_tokens"] = tuple(_to_host(staging, one) for one in options.kept_tokens)
         if options.distillation is not None:
             teacher = _to_host(staging, options.distillation.hidden)
             host["distillation"] = dataclasses.replace(options.distillation, hidden=teacher)

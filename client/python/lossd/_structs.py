@@ -214,6 +214,9 @@ class Batch(c.Structure):
         ("window_token", c.c_int64),
         ("entropy_gradients", c.c_void_p),
         ("hold", c.c_uint64),
+        ("kept_offsets", c.c_void_p),
+        ("kept_tokens", c.c_void_p),
+        ("kept_token_count", c.c_int64),
     ]
 
 

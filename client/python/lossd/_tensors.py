@@ -198,6 +198,16 @@ def label_view(value: Any, field: str = "labels") -> View:
     return _view_of_numpy(np.ascontiguousarray(array, np.int64).reshape(array.shape), "int64")
 
 
+def token_view(value: Any, field: str) -> View:
+    """Tokens of the vocabulary as dense int32; other integers that fit are converted."""
+    wide = label_view(value, field)
+    array = np.asarray(wide.array)
+    limits = np.iinfo(np.int32)
+    if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+        raise ValueError(f"{field} has values from {int(array.min())} to {int(array.max())}, which are beyond int32")
+    return _view_of_numpy(array.astype(np.int32), "int32")
+
+
 def output_view(value: Any, field: str, shape: tuple[int, ...], dtype: str) -> View:
     """Memory of the caller that is written to: dense, writable, of this shape and dtype."""
     torch = torch_of(value)

@@ -160,6 +160,7 @@ class Session:
         token_weights: Any = None,
         lse_gradients: Any = None,
         entropy_gradients: Any = None,
+        kept_tokens: tuple[Any, Any] | None = None,
         weight_version: int = 0,
         hold: int = 0,
         first_token: int = 0,
@@ -192,6 +193,10 @@ class Session:
         token_weights, lse_gradients, entropy_gradients: [...], of each token: its weight, the upstream gradients of
             its log-sum-exp and its entropy. One whose values there are all 0, its weight among them, costs nothing if
             no returns but "z_losses" are wanted.
+        kept_tokens: (offsets [N + 1], ids [offsets[N]]), integers: each token's distribution is over its list of ids
+            alone, ids[offsets[i]:offsets[i + 1]] of the i-th of the N tokens. A list has the token's label, and nothing
+            twice; an ignored token's may be empty. Not with label_smoothing, a distillation or top_k
+            (InvalidArgumentError), nor where heads lie over several devices (UnimplementedError).
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
         hold: a number of both phases of one batch, by which the head's held_bytes keep what mode="loss" has computed for
             mode="gradients" of the same tokens (docs/losses.md); 0: nothing is kept.

@@ -65,6 +65,23 @@ def test_kinds_dtypes_and_shapes(make_head: MakeHead, kind: str, dtype: str, sha
     torch.testing.assert_close(gradient, dw, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("integers", [np.int64, np.int32, np.uint16])
+def test_kept_tokens_of_any_integers(make_head: MakeHead, integers: Any) -> None:
+    weights = weights_of()
+    head = make_head(V, H, "float32", weights=weights)
+    hidden, labels = batch(2, 5)
+    ids = np.stack([labels.reshape(-1).numpy(), (labels.reshape(-1).numpy() + 7) % V], 1)
+    offsets = np.arange(11) * 2
+    with head.open_session() as session:
+        result = session.compute(
+            hidden, labels, kept_tokens=(offsets.astype(integers), ids.reshape(-1).astype(integers)), dx=False
+        )
+        with pytest.raises(lossd.InvalidArgumentError, match="has already"):
+            session.compute(hidden, labels, kept_tokens=(offsets, ids[:, :1].repeat(2, 1).reshape(-1)))
+    logits = (hidden.reshape(-1, H) @ weights.T).gather(1, torch.from_numpy(ids))
+    torch.testing.assert_close(result.losses.reshape(-1), -logits.log_softmax(1)[:, 0], rtol=1e-5, atol=1e-5)
+
+
 def strided(hidden: Any, how: str) -> Any:
     """The same values with other strides."""
     if how == "transposed":

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/batch/batch_loss.h"
+#include "client/src/batch/kept_tokens.h"
 #include "client/src/batch/token_returns.h"
 
 namespace lossd::internal {
@@ -19,6 +20,8 @@ constexpr int64_t kLeastTaperedTokens = 4;
 constexpr int64_t kLabelBytes = sizeof(int64_t);
 constexpr int64_t kLossBytes = sizeof(float);
 constexpr int64_t kWeightBytes = sizeof(float);  // also of an upstream gradient
+constexpr int64_t kOffsetBytes = sizeof(int64_t);
+constexpr int64_t kIdBytes = sizeof(int32_t);
 
 // Bytes of a token on the wire, in both directions, beside hidden states and dX.
 int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs) {
@@ -26,6 +29,7 @@ int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs) {
   if (!batch.token_weights.empty()) bytes += kWeightBytes;
   if (!batch.lse_gradients.empty()) bytes += kWeightBytes;
   if (!batch.entropy_gradients.empty()) bytes += kWeightBytes;
+  if (batch.kept_tokens.given()) bytes += kOffsetBytes + LongestList(batch.kept_tokens) * kIdBytes;
   return bytes;
 }
 
@@ -153,7 +157,10 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
   if (chunk_bytes <= 0) chunk_bytes = all_in_regions ? kMostChunkBytes : DefaultChunkBytes(limits);
   const auto most = MostTokens(hidden_bytes, payload_bytes, chunk_bytes, limits);
   if (!most.ok()) return most.status();
-  const int64_t most_tokens = *most;
+  // No longer than the longest, the lists of so many tokens fit a chunk.
+  const int64_t most_lists =
+      std::max<int64_t>(1, kMostKeptTokens / std::max<int64_t>(1, LongestList(batch.kept_tokens)));
+  const int64_t most_tokens = batch.kept_tokens.given() ? std::min(*most, most_lists) : *most;
 
   const int64_t step = places.TokenStep(head, batch, outputs);
   if (tokens > most_tokens && step > most_tokens) {

@@ -62,6 +62,17 @@ absl::Status CheckTensors(const lossd_batch& given, const std::optional<Distilla
   return absl::OkStatus();
 }
 
+absl::StatusOr<TokenLists> ListsOf(const lossd_batch& given) {
+  if (given.kept_token_count < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch.kept_token_count is ", given.kept_token_count, "; it must be at least 0"));
+  }
+  if (given.kept_token_count > 0 && given.kept_tokens == nullptr) return NullArgument("batch.kept_tokens");
+  if (given.kept_token_count > 0 && given.kept_offsets == nullptr) return NullArgument("batch.kept_offsets");
+  return TokenLists{.offsets = SpanOf(given.kept_offsets, given.tokens + 1),
+                    .tokens = SpanOf(given.kept_tokens, given.kept_token_count)};
+}
+
 }  // namespace
 
 absl::StatusOr<Batch> BatchOf(const lossd_batch* given) {
@@ -78,6 +89,8 @@ absl::StatusOr<Batch> BatchOf(const lossd_batch* given) {
   static constexpr std::array kReductions = {Reduction::kSum, Reduction::kMean, Reduction::kLateMean};
   const auto reduction = EnumOf(kReductions, read->reduction, "batch.reduction");
   if (!reduction.ok()) return reduction.status();
+  const auto lists = ListsOf(*read);
+  if (!lists.ok()) return lists.status();
   const auto loss = LossOf(*read);
   if (!loss.ok()) return loss.status();
   Batch batch{.labels = SpanOf(read->labels, read->tokens),
@@ -92,6 +105,7 @@ absl::StatusOr<Batch> BatchOf(const lossd_batch* given) {
               .token_weights = SpanOf(read->token_weights, read->tokens),
               .lse_gradients = SpanOf(read->lse_gradients, read->tokens),
               .entropy_gradients = SpanOf(read->entropy_gradients, read->tokens),
+              .kept_tokens = *lists,
               .z_gradient_scale = OptionalOf(read->z_gradient_scale),
               .reduction = *reduction,
               .normalizer = OptionalOf(read->normalizer),

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/batch/kept_tokens.h"
 #include "client/src/batch/token_returns.h"
 #include "client/src/common/convert.h"
 
@@ -45,6 +46,9 @@ void SetTokenInputs(const Batch& batch, Runs runs, v1::Chunk* chunk) {
   }
   if (!batch.entropy_gradients.empty()) {
     Assign(batch.entropy_gradients, runs, chunk->mutable_token_inputs()->mutable_entropy_gradients());
+  }
+  if (batch.kept_tokens.given()) {
+    SetLists(batch.kept_tokens, runs, chunk->mutable_token_inputs()->mutable_kept_tokens());
   }
 }
 

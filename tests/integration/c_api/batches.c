@@ -83,6 +83,8 @@ void TestTokenReturns(const char* target, int count, char** arguments) {
   float top[kTokens * kTop];
   float weights[kTokens];
   float upstream[kTokens];
+  int64_t kept_offsets[kTokens + 1];
+  int32_t kept[2 * kTokens];
   int32_t predictions[kTokens], ranks[kTokens], top_tokens[kTokens * kTop];
   int i = 0;
   (void)count, (void)arguments;
@@ -135,6 +137,36 @@ void TestTokenReturns(const char* target, int count, char** arguments) {
   batch.entropy_gradients = upstream;
   OK(lossd_session_compute(session, &batch, &gradients, &result));
   for (i = 0; i < kTokens; ++i) CHECK((dx[i * kHidden] != 0) == (i != kIgnored));
+
+  /* Over a list of two tokens each, of which one is the label. */
+  batch.entropy_gradients = NULL;
+  batch.token_weights = NULL;
+  batch.lse_square_scale = 0;
+  for (i = 0; i < kTokens; ++i) {
+    kept_offsets[i] = 2 * (int64_t)i;
+    kept[2 * i] = i == kIgnored ? 0 : (int32_t)problem.labels[i];
+    kept[2 * i + 1] = (kept[2 * i] + 1) % kVocab;
+  }
+  kept_offsets[kTokens] = 2 * (int64_t)kTokens;
+  batch.kept_offsets = kept_offsets;
+  batch.kept_tokens = kept;
+  batch.kept_token_count = 2 * kTokens;
+  lossd_outputs_init(&gradients, sizeof gradients);
+  gradients.dx = dx;
+  gradients.entropies = entropies;
+  gradients.predictions = predictions;
+  OK(lossd_session_compute(session, &batch, &gradients, &result));
+  for (i = 0; i < kTokens; ++i) {
+    if (i == kIgnored) continue;
+    CHECK(entropies[i] > 0 && entropies[i] < log(2) + 1e-4);
+    CHECK(predictions[i] == kept[2 * i] || predictions[i] == kept[2 * i + 1]);
+  }
+  batch.kept_token_count = 2 * kTokens - 1;
+  FAILS(lossd_session_compute(session, &batch, &gradients, &result), LOSSD_INVALID_ARGUMENT, "must be equal");
+  batch.kept_tokens = NULL;
+  FAILS(lossd_session_compute(session, &batch, &gradients, &result), LOSSD_INVALID_ARGUMENT, "kept_tokens");
+  batch.kept_offsets = NULL;
+  batch.kept_token_count = 0;
 
   batch.weight_version = 2;
   FAILS(lossd_session_compute(session, &batch, &outputs, &result), LOSSD_FAILED_PRECONDITION, "version");

@@ -65,6 +65,7 @@ struct Everything {
     batch.token_weights = problem.token_weights;
     batch.lse_gradients = problem.lse_gradients;
     batch.entropy_gradients = problem.entropy_gradients;
+    batch.kept_tokens = {.offsets = problem.kept_offsets, .tokens = problem.kept_tokens};
     batch.z_gradient_scale = problem.z_gradient_scale;
     return batch;
   }
@@ -218,6 +219,47 @@ TEST_F(LossOptionsTest, EveryOptionAndEveryReturnIsThatOfTheReference) {
     ASSERT_TRUE(session.Close().ok());
     ASSERT_TRUE(client_->DeleteHead("options").ok());
   }
+}
+
+TEST_F(LossOptionsTest, LossesOverListsOfTokensAreThoseOfTheReferenceInAnyCut) {
+  Problem problem = Plain();
+  problem.lse_gradients = RandomFloats(kTokens, 5);
+  problem.entropy_gradients = RandomFloats(kTokens, 7);
+  problem.bias = RandomFloats(kVocab, 6);
+  problem.options = {.logit_scale = 1.5F, .softcap = 4, .lse_square_scale = 0.02F};
+  KeepTokens(problem, 0.2);
+  const Reference wanted = RunReference(problem);
+  Start();
+  const Head head = MakeHead(problem);
+  Session session = OpenAt(head);
+  Everything got(problem);
+  BatchOutputs outputs = got.outputs();
+  outputs.returns.top_k = 0;
+  outputs.returns.top_tokens = {};
+  outputs.returns.top_log_probabilities = {};
+  const auto result = session.Compute(got.batch(), outputs);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->chunks, 4);
+  EXPECT_LT(RelativeError(got.losses, wanted.losses), kClose);
+  EXPECT_LT(RelativeError(got.dx, wanted.dx), kClose);
+  EXPECT_LT(RelativeError(got.log_sum_exp, wanted.log_sum_exp), kClose);
+  EXPECT_LT(RelativeError(got.log_probabilities, wanted.log_probability), kClose);
+  EXPECT_LT(RelativeError(got.entropies, wanted.entropy), kClose);
+  std::vector<float> db;
+  EXPECT_LT(RelativeError(FlushOf(head, session, 1.0F, &db), wanted.dw), kClose);
+  EXPECT_LT(RelativeError(db, wanted.db), kClose);
+
+  // What the client can see is wrong before anything is sent.
+  Batch batch = got.batch();
+  batch.kept_tokens.offsets = std::span(problem.kept_offsets).first(kTokens);
+  auto refused = session.Compute(batch, outputs);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(), HasSubstr("kept_tokens.offsets has 23 values"));
+  batch.kept_tokens = {.offsets = problem.kept_offsets,
+                       .tokens = std::span(problem.kept_tokens).first(problem.kept_tokens.size() - 1)};
+  refused = session.Compute(batch, outputs);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(), HasSubstr("they must be equal"));
 }
 
 TEST_F(LossOptionsTest, WhatBelongsToTheHeadHoldsForBatchesThatDoNotNameIt) {

@@ -42,6 +42,9 @@ struct Cutter {
     batch.hidden_type = DataType::kBFloat16;
     batch.mode = mode;
     batch.distillation = distillation;
+    std::vector<int64_t> offsets;
+    for (int64_t i = 0; kept > 0 && i <= tokens; ++i) offsets.push_back(i * kept);
+    batch.kept_tokens.offsets = offsets;
     return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = hidden}, batch, outputs, places, tokens,
                      chunk_bytes, limits, lanes);
   }
@@ -53,12 +56,26 @@ struct Cutter {
   std::optional<Distillation> distillation;
   ComputeMode mode = ComputeMode::kLossAndGradients;
   int32_t lanes = 1;
+  int64_t kept = 0;  // tokens of each list; 0: no lists
 };
 
 std::vector<int64_t> Sizes(const std::vector<ChunkRange>& chunks) {
   std::vector<int64_t> sizes;
   for (const ChunkRange& chunk : chunks) sizes.push_back(chunk.tokens);
   return sizes;
+}
+
+TEST(PlanBatchTest, ListsOfTokensFitTheChunksThatTheyAreCutWith) {
+  Cutter cutter;
+  cutter.kept = 300;
+  for (const ChunkRange& chunk : cutter.Cut(20000)) {
+    EXPECT_LE(chunk.tokens * 300, int64_t{1} << 20);
+
+    EXPECT_GE(chunk.payload_bytes, chunk.tokens * (kRow + 8 + 8 + 4 * 300));
+  }
+  EXPECT_GE(cutter.Cut(20000).size(), 6U);
+  cutter.kept = 0;
+  EXPECT_EQ(cutter.Cut(20000).size(), 1U);
 }
 
 TEST(PlanBatchTest, SmallChunksAreAsFewAsCanBeOfNearlyEqualSize) {
