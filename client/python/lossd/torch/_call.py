@@ -37,6 +37,7 @@ class LossCall:
     return_values: tuple[str, ...] = ()
     return_entropy: bool = False
     top_k: int = 0
+    kept_tokens: tuple[Tensor, Tensor] | None = None
 
     @property
     def frozen(self) -> bool:
@@ -51,7 +52,8 @@ class LossCall:
         return frozenset(wanted | set(self.return_values))
 
     def tokens(self, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> Tokens:
-        return Tokens(arrived(hidden.detach()).to(self.wire_dtype), arrived(labels), weights, self.distillation)
+        states = arrived(hidden.detach()).to(self.wire_dtype)
+        return Tokens(states, arrived(labels), weights, self.distillation, self.kept_tokens)
 
     def forward(
         self,
@@ -109,6 +111,7 @@ def make_call(
     return_entropy: bool = False,
     return_values: tuple[str, ...] = (),
     top_k: int = 0,
+    kept_tokens: tuple[Tensor, Tensor] | None = None,
 ) -> LossCall:
     """head: a RemoteHead. hidden_dtype: the input's. autocast: what autocast casts to, where it is on. class_weights:
     [V], the head's own. distillation: with hidden states that need no gradient."""
@@ -128,6 +131,7 @@ def make_call(
         return_values=return_values,
         return_entropy=return_entropy,
         top_k=top_k,
+        kept_tokens=kept_tokens,
     )
 
 

@@ -51,6 +51,7 @@ def linear_cross_entropy(
     grad_scale: float | Tensor | None = None,
     train_head: bool | None = None,
     distillation: Distillation | None = None,
+    kept_tokens: tuple[Tensor, Tensor] | None = None,
     torch_compat: bool = True,
 ) -> Any:
     """F.cross_entropy(F.linear(input, W, b), target) with W and b at the server; no logits exist here.
@@ -89,6 +90,11 @@ def linear_cross_entropy(
         input that needs no gradient.
     distillation: soft targets of another head of the same server, fed with hidden states of its own, which get no
         gradient: lossd.Distillation. A mean divides the divergence as it does the cross-entropy.
+    kept_tokens: (offsets [N + 1], ids [offsets[N]]), integers: the distribution of the i-th of the N hidden states is
+        over ids[offsets[i]:offsets[i + 1]] alone, as if every other logit were -inf: what a sampler with top-p or top-k
+        kept. A list has the (shifted) label of its hidden state and nothing twice; where the label is ignored it may be
+        empty. Both tensors are left as they are until backward is done. Not with label_smoothing, distillation or
+        top_k.
     torch_compat: an empty mean, of a batch without tokens that count, is NaN, as PyTorch's, and not 0. Gradients are
         0. With a normalizer above 0 it is 0 in any case.
 
@@ -104,6 +110,8 @@ def linear_cross_entropy(
     if is_dtensor(input) and isinstance(target, Tensor) and _is_head(head):
         if return_values or top_k:
             raise ValueError("return_values and top_k are not for a DTensor: give input.to_local(), and its own labels")
+        if kept_tokens is not None:
+            raise ValueError("kept_tokens is not for a DTensor: give input.to_local(), its own labels and their lists")
         return sharded_loss(
             linear_cross_entropy,
             input,
@@ -139,7 +147,8 @@ def linear_cross_entropy(
     names = _known(return_values, top_k)
     compute: Callable[..., Any] = _eager
     if torch.compiler.is_compiling():
-        compute = _in_graph if _compiled.SUPPORTED and not names else torch.compiler.disable(_eager)
+        in_graph = _compiled.SUPPORTED and not names and kept_tokens is None
+        compute = _in_graph if in_graph else torch.compiler.disable(_eager)
     outputs = compute(
         input,
         head,
@@ -165,6 +174,7 @@ def linear_cross_entropy(
         distillation=_soft_targets(distillation),
         autocast=torch.get_autocast_dtype(input.device.type) if torch.is_autocast_enabled(input.device.type) else None,
         **({"return_values": names, "top_k": top_k} if names else {}),
+        **({} if kept_tokens is None else {"kept_tokens": _lists(kept_tokens)}),
     )
     wanted = (True, return_lse, return_z_loss, return_entropy)
     chosen: tuple[Any, ...] = tuple(output for output, want in zip(outputs[:4], wanted, strict=True) if want)
@@ -181,6 +191,7 @@ def token_log_probs(
     entropy: bool = False,
     return_values: Collection[str] = (),
     top_k: int = 0,
+    kept_tokens: tuple[Tensor, Tensor] | None = None,
     **options: Any,
 ) -> Any:
     """Log-probabilities of the labels, [...] in fp32, as policy gradients and preference losses are made of; 0 where
@@ -190,6 +201,8 @@ def token_log_probs(
         gradient.
     return_values, top_k: also a dict of values without a gradient, behind the others, as linear_cross_entropy returns
         it; beside the names there, "accuracy" [] is the share of the labels that are predictions (NaN of none).
+    kept_tokens: lists of the tokens that the distributions are over, as linear_cross_entropy takes them: the
+        log-probabilities are those of a sampler that kept these.
     options: ignore_index, softcap, logit_scale, bias, shift and train_head of linear_cross_entropy. Class weights do
         not count. logit_scale=scale / T and softcap=cap / T make a temperature T of a head's scale and cap.
 
@@ -212,6 +225,7 @@ def token_log_probs(
         return_entropy=entropy,
         return_values=asked,
         top_k=top_k,
+        kept_tokens=kept_tokens,
         **options,
     )
     losses, *more = found if isinstance(found, tuple) else (found,)
@@ -223,6 +237,16 @@ def token_log_probs(
         values["accuracy"] = ((values["predictions"] == labels) & valid).sum() / valid.sum()
         more[-1] = {name: value for name, value in values.items() if name in names or name in TOP}
     return (-losses, *more) if more else -losses
+
+
+def _lists(kept_tokens: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(kept_tokens, (tuple, list)) or len(kept_tokens) != 2:
+        raise TypeError("kept_tokens is not a pair; want (offsets, ids)")
+    for name, one in zip(("offsets", "ids"), kept_tokens, strict=True):
+        if not isinstance(one, Tensor) or one.dtype not in INTEGERS:
+            found = one.dtype if isinstance(one, Tensor) else type(one).__name__
+            raise TypeError(f"kept_tokens has {name} of {found}; want a tensor of integers")
+    return kept_tokens[0].detach(), kept_tokens[1].detach()
 
 
 def _eager(
@@ -243,6 +267,7 @@ def _eager(
     autocast: torch.dtype | None,
     return_values: tuple[str, ...] = (),
     top_k: int = 0,
+    kept_tokens: tuple[Tensor, Tensor] | None = None,
     **options: Any,
 ) -> tuple[Tensor | None, ...]:
     call = make_call(
@@ -263,6 +288,7 @@ def _eager(
         distillation=distillation,
         return_values=return_values,
         top_k=top_k,
+        kept_tokens=kept_tokens,
     )
     if not (torch.is_grad_enabled() and (proxy is not None or input.requires_grad)):
         return evaluate(call, input, labels, weights)

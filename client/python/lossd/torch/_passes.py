@@ -18,12 +18,13 @@ from lossd.torch._window import window_of
 @dataclass(frozen=True)
 class Tokens:
     """One batch: hidden states [..., H] as they are sent, labels [...], weights of the tokens [...] or None, soft
-    targets or None."""
+    targets or None, lists of kept tokens (offsets, ids) or None."""
 
     hidden: Tensor
     labels: Tensor
     weights: Tensor | None
     distillation: Distillation | None = None
+    kept: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ def forward_pass(
         losses=by_token,
         token_weights=tokens.weights,
         distillation=tokens.distillation,
+        kept_tokens=tokens.kept,
         returns=returns - {"losses", *TOP},
         top_k=top_k,
         hold=hold,
@@ -219,6 +221,7 @@ def gradient_pass(
         losses=False,
         token_weights=weights,
         distillation=tokens.distillation,
+        kept_tokens=tokens.kept,
         weight_version=values.weight_version,
         hold=values.hold,
         **arguments,
