@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "kernels/cuda/distillation.h"
+#include "kernels/cuda/kept_step.h"
 #include "kernels/cuda/losses/part_soft_targets.h"
 #include "kernels/cuda/losses/smoothing.h"
 #include "kernels/cuda/losses/soft_targets.h"
 #include "kernels/cuda/portable/products.h"
 #include "kernels/cuda/portable/softmax_rows.h"
 #include "kernels/cuda/rows/bias.h"
+#include "kernels/cuda/rows/kept_rows.h"
 #include "kernels/cuda/rows/logit_outputs.h"
 #include "kernels/cuda/rows/part_returns.h"
 #include "kernels/cuda/rows/row_returns.h"
@@ -59,6 +61,7 @@ Result LoadKernels(DataType weight_type) {
   Path path = Path::kPortable;
   LOSSD_CUDA_PASS_ON(BestPath(weight_type, &path));
   LOSSD_CUDA_PASS_ON(LoadRowKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(LoadKeptKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadPortableKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadSmoothingKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadReturnKernels());
@@ -183,6 +186,11 @@ LinearCrossEntropy::LinearCrossEntropy(const Shape& shape, Path path, int64_t ti
 BatchRows LinearCrossEntropy::Arrange(std::span<const LabelledRows> parts,
                                       const TeacherShape* teacher) const {
   BatchRows valid = SelectValidRows(parts);
+  if (!valid.kept.offsets.empty()) {
+    OrderByToken(shape_.vocab, KeptStep::Cut(shape_, valid.kept.offsets, workspace_bytes_), &valid.kept);
+    valid.by_label.resize(static_cast<size_t>(valid.rows));  // of no use there
+    return valid;
+  }
   OrderByLabel(RowsPerTile(valid.rows, teacher), &valid);
   return valid;
 }
@@ -375,6 +383,10 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
                                Stage between, void* context) {
   between_ = between;
   context_ = context;
+  if (batch.kept.offsets != nullptr) {
+    const KeptStep step(shape_, path_, workspace_, workspace_bytes_);
+    return step.Run(batch, stream, input_gradients, {between_, context_});
+  }
   if (batch.shard != nullptr && batch.shard->segments() > 1) {
     return RunSegments(batch, stream, input_gradients);
   }

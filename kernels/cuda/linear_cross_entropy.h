@@ -110,6 +110,16 @@ class LinearCrossEntropy {
     const float* entropy_gradients = nullptr;  // null: 0; other bits of gradients than zeros have
     const float* shares = nullptr;             // null: all count in dW
     const int32_t* by_label = nullptr;
+    // Lists of kept tokens (KeptRows). Such a batch has no label smoothing, no soft targets and no top_k, and
+    // its vocabulary is whole: `shard` means nothing. Bits of its rows are the same on every path.
+    struct Kept {
+      const int32_t* offsets = nullptr;  // null: no lists
+      const int32_t* tokens = nullptr;
+      const int32_t* by_token = nullptr;
+      const int32_t* token_starts = nullptr;
+      std::span<const KeptTile> tiles = {};  // in memory of the host, until Run has returned
+    };
+    Kept kept;
 
     // Phase one of rows of which there will be a phase two, and that; only of batches that Holds says so of.
     // kKeep: the batch's first row is left at `first_held`, the others behind it. kTake: they were left there

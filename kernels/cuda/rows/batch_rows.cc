@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace lossd::kernels::cuda {
 namespace {
@@ -19,6 +20,14 @@ bool IsNeeded(const LabelledRows& part, int64_t i) {
   return !is_idle || part.wants_unweighted;
 }
 
+// Row i of a part, behind those that are there.
+void AddList(const TokenLists& lists, int64_t i, KeptRows* kept) {
+  if (!lists.given()) return;
+  kept->tokens.insert(kept->tokens.end(), lists.tokens + lists.offsets[i],
+                      lists.tokens + lists.offsets[i + 1]);
+  kept->offsets.push_back(static_cast<int32_t>(kept->tokens.size()));
+}
+
 }  // namespace
 
 BatchRows SelectValidRows(std::span<const LabelledRows> parts) {
@@ -34,6 +43,9 @@ BatchRows SelectValidRows(std::span<const LabelledRows> parts) {
   const bool gradients = Any(parts, [](const LabelledRows& part) { return part.lse_gradients != nullptr; });
   const bool entropies =
       Any(parts, [](const LabelledRows& part) { return part.entropy_gradients != nullptr; });
+  if (Any(parts, [](const LabelledRows& part) { return part.kept_tokens.given(); })) {
+    valid.kept.offsets.push_back(0);
+  }
   int64_t first = 0;
   for (const LabelledRows& part : parts) {
     for (int64_t i = 0; i < part.tokens; ++i) {
@@ -48,6 +60,7 @@ BatchRows SelectValidRows(std::span<const LabelledRows> parts) {
       if (entropies) {
         valid.entropy_gradients.push_back(part.entropy_gradients == nullptr ? 0 : part.entropy_gradients[i]);
       }
+      AddList(part.kept_tokens, i, &valid.kept);
     }
     first += part.tokens;
   }
@@ -67,6 +80,33 @@ void OrderByLabel(int64_t tile_rows, BatchRows* batch) {
       return batch->labels[static_cast<size_t>(first + a)] < batch->labels[static_cast<size_t>(first + b)];
     });
   }
+}
+
+// Counts, adds up and places: an order of as many entries as there may be takes as long as reading them does.
+void OrderByToken(int64_t vocab, std::vector<KeptTile> tiles, KeptRows* kept) {
+  kept->by_token.resize(kept->tokens.size());
+  kept->token_starts.clear();
+  std::vector<int32_t> next(static_cast<size_t>(vocab));
+  for (KeptTile& tile : tiles) {
+    const std::span<const int32_t> tokens =
+        std::span(kept->tokens)
+            .subspan(static_cast<size_t>(tile.first_entry), static_cast<size_t>(tile.entries));
+    std::fill(next.begin(), next.end(), 0);
+    for (const int32_t token : tokens) ++next[static_cast<size_t>(token)];
+    tile.first_token = static_cast<int64_t>(kept->token_starts.size());
+    auto place = static_cast<int32_t>(tile.first_entry);
+    for (int32_t& count : next) {
+      if (count > 0) kept->token_starts.push_back(place);
+      place += std::exchange(count, place);
+    }
+    tile.tokens = static_cast<int64_t>(kept->token_starts.size()) - tile.first_token;
+    auto entry = static_cast<int32_t>(tile.first_entry);
+    for (const int32_t token : tokens) {
+      kept->by_token[static_cast<size_t>(next[static_cast<size_t>(token)]++)] = entry++;
+    }
+  }
+  kept->token_starts.push_back(static_cast<int32_t>(kept->tokens.size()));
+  kept->tiles = std::move(tiles);
 }
 
 }  // namespace lossd::kernels::cuda

@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/linear_cross_entropy.h"
+
 namespace lossd::kernels::cuda {
 
 // Rows that stand one after the other in a batch and are treated alike.
@@ -20,8 +22,30 @@ struct LabelledRows {
   const float* token_weights = nullptr;        // [tokens]; null: 1
   const float* lse_gradients = nullptr;        // [tokens]; null: 0
   const float* entropy_gradients = nullptr;    // [tokens]; null: 0
+  TokenLists kept_tokens = {};                 // of all parts of a batch, or of none
   // Whether anything is wanted of rows that is not 0 where all their factors are (RowReturns::unweighted).
   bool wants_unweighted = false;
+};
+
+// Rows of a batch that are worked on at once, and where their lists lie among those of the batch.
+struct KeptTile {
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  int64_t first_entry = 0;
+  int64_t entries = 0;
+  int64_t first_token = 0;  // in `token_starts`
+  int64_t tokens = 0;       // different ones in the tile
+};
+
+// Lists of the rows of a batch; without lists all is empty.
+struct KeptRows {
+  std::vector<int32_t> offsets;  // [rows + 1], within `tokens`
+  std::vector<int32_t> tokens;
+  // Each tile's entries in order of tokens, those of one token in order of rows; and where each token's begin
+  // there, with the end of all of them behind the last.
+  std::vector<int32_t> by_token;
+  std::vector<int32_t> token_starts;
+  std::vector<KeptTile> tiles;
 };
 
 // Labels, row numbers and factors of a batch: the rows alone that are to be computed. Arrays have one element
@@ -37,6 +61,7 @@ struct BatchRows {
   std::vector<float> entropy_gradients;  // or empty: there are none
   std::vector<float> shares;             // or empty: all count in dW
   std::vector<int32_t> by_label;         // within each tile
+  KeptRows kept;
 };
 
 // The rows of these parts whose labels are not ignore_index and, unless something is wanted of them that has
@@ -45,6 +70,9 @@ BatchRows SelectValidRows(std::span<const LabelledRows> parts);
 
 // Fills by_label for tiles of `tile_rows` rows.
 void OrderByLabel(int64_t tile_rows, BatchRows* batch);
+
+// Fills by_token and token_starts for `tiles`, which the rows of the batch are cut into, and keeps these.
+void OrderByToken(int64_t vocab, std::vector<KeptTile> tiles, KeptRows* kept);
 
 }  // namespace lossd::kernels::cuda
 

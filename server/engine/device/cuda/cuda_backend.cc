@@ -50,12 +50,15 @@ int64_t CudaBackend::RowsPerBatch(const BatchKey& kind) const {
   const TeacherShape* const told = taught ? &teacher : nullptr;
   const int64_t best =
       InSegments(kind) ? step_.BestBatchRows(shard_.For(kind.segments), told) : step_.BestBatchRows(told);
-  int64_t rows = std::min(best, capacity.tokens);
+  // With lists, dW's entries are read and written once for each batch: the more rows, the better.
+  int64_t rows = kind.kept_tokens > 0 ? capacity.tokens : std::min(best, capacity.tokens);
   // More than there is room for would not be held at all.
   if (kind.holds && holds_.has_value() && holds_->rows() > 0) rows = std::min(rows, holds_->rows());
   int64_t row_bytes = config_.hidden_size * SizeOf(kind.hidden_type);
   if (taught) row_bytes += kind.teacher.hidden_size * SizeOf(kind.teacher.hidden_type);
   rows = std::min(rows, capacity.hidden_bytes / row_bytes);
+  // Whose lists are no longer on average; a chunk of its own always fits.
+  if (kind.kept_tokens > 0) rows = std::min(rows, kMostKeptTokens / kind.kept_tokens);
   if (HasInputGradient(kind.mode)) {
     rows = std::min(rows, capacity.dx_bytes / (config_.hidden_size * SizeOf(kind.dx_type)));
   }
@@ -199,6 +202,7 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const kernels::Shard* sh
                      .token_weights = chunk.token_weights,
                      .lse_gradients = chunk.lse_gradients,
                      .entropy_gradients = chunk.entropy_gradients,
+                     .kept_tokens = chunk.kept_tokens,
                      .wants_unweighted = chunk.returns.unweighted()});
   }
   BatchRows rows = shard == nullptr ? step_.Arrange(parts, teacher) : step_.Arrange(parts, *shard, teacher);
@@ -215,7 +219,33 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const kernels::Shard* sh
   fill(layout.token_weights, rows.token_weights);
   fill(layout.lse_gradients, rows.lse_gradients);
   fill(layout.entropy_gradients, rows.entropy_gradients);
+  FillLists(slot, rows.kept);
   return rows;
+}
+
+void CudaBackend::FillLists(const CudaSlot& slot, const kernels::cuda::KeptRows& kept) {
+  if (kept.offsets.empty()) return;
+  auto* in = static_cast<char*>(slot.pinned_in.data());
+  const auto fill = [in](int64_t offset, const std::vector<int32_t>& values) {
+    std::memcpy(in + offset, values.data(), values.size() * sizeof(int32_t));
+  };
+  fill(slot.layout.kept_offsets, kept.offsets);
+  fill(slot.layout.kept_tokens, kept.tokens);
+  fill(slot.layout.kept_by_token, kept.by_token);
+  fill(slot.layout.kept_token_starts, kept.token_starts);
+}
+
+void CudaBackend::DescribeLists(const CudaSlot& slot, const BatchRows& rows,
+                                LinearCrossEntropy::Batch* step) {
+  if (rows.kept.offsets.empty()) return;
+  const auto array = [in = static_cast<const char*>(slot.in.data())](int64_t offset) {
+    return reinterpret_cast<const int32_t*>(in + offset);
+  };
+  step->kept = {.offsets = array(slot.layout.kept_offsets),
+                .tokens = array(slot.layout.kept_tokens),
+                .by_token = array(slot.layout.kept_by_token),
+                .token_starts = array(slot.layout.kept_token_starts),
+                .tiles = rows.kept.tiles};
 }
 
 LinearCrossEntropy::Batch CudaBackend::Describe(const BatchKey& kind, const CudaSlot& slot,
@@ -270,6 +300,7 @@ void CudaBackend::DescribeLoss(const BatchKey& kind, const CudaSlot& slot, const
   step->token_weights = array(layout.token_weights, rows.token_weights);
   step->lse_gradients = array(layout.lse_gradients, rows.lse_gradients);
   step->entropy_gradients = array(layout.entropy_gradients, rows.entropy_gradients);
+  DescribeLists(slot, rows, step);
   step->returns = ReturnsIn(slot.out.data(), layout, slot.extras.returns);
   step->options = kind.options;
   const bool weighted = UsesClassWeights(kind);

@@ -130,6 +130,7 @@ class CudaBackend : public HeadBackend {
   bool InSegments(const BatchKey& kind) const {
     const bool by_library =
         kind.teacher.backend != nullptr && ShapeOf(kind.teacher).path != kernels::cuda::Path::kHopper;
+    if (kind.kept_tokens > 0) return false;  // gathered products know none
     return !shard_.whole() || (kind.segments == kernels::Segments::kFixed && !by_library);
   }
   bool UsesBias(const BatchKey& kind) const { return kind.bias == Bias::kUse && config_.bias; }
@@ -273,6 +274,10 @@ class CudaBackend : public HeadBackend {
                                                     const kernels::cuda::BatchRows& rows);
   void DescribeLoss(const BatchKey& kind, const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
                     kernels::cuda::LinearCrossEntropy::Batch* step) const;
+  // Lists of the rows, as FillPinned and DescribeLoss have the rest.
+  static void FillLists(const CudaSlot& slot, const kernels::cuda::KeptRows& kept);
+  static void DescribeLists(const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
+                            kernels::cuda::LinearCrossEntropy::Batch* step);
   void NoteAdded(const BatchKey& kind);
 
   const HeadConfig config_;

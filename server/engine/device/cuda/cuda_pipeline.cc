@@ -105,6 +105,9 @@ SlotExtras SlotExtras::Of(const BatchKey& kind, std::span<const ChunkRows> chunk
     extras.z_gradient_scales = extras.z_gradient_scales || chunk.z_gradient_scale.has_value();
     extras.token_weights = extras.token_weights || chunk.token_weights != nullptr;
     extras.lse_gradients = extras.lse_gradients || chunk.lse_gradients != nullptr;
+    if (!chunk.kept_tokens.given()) continue;
+    extras.kept_tokens = true;
+    extras.kept_entries += chunk.kept_tokens.offsets[chunk.tokens];
   }
   return extras;
 }
@@ -115,6 +118,8 @@ SlotExtras SlotExtras::Most() {
           .lse_gradients = true,
           .entropy_gradients = true,
           .held_rows = true,
+          .kept_tokens = true,
+          .kept_entries = kMostKeptTokens,
           .returns = {.log_sum_exp = true,
                       .z_loss = true,
                       .log_probability = true,
@@ -144,6 +149,17 @@ SlotLayout SlotLayout::Of(int64_t tokens, int64_t hidden_bytes, int64_t teacher_
   take(&layout.lse_gradients, extras.lse_gradients ? 1 : 0);
   take(&layout.entropy_gradients, extras.entropy_gradients ? 1 : 0);
   take(&layout.held_rows, extras.held_rows ? 1 : 0);
+  if (extras.kept_tokens) {
+    const auto take_values = [&end](int64_t* offset, int64_t values) {
+      *offset = end;
+      end += Align(values * static_cast<int64_t>(sizeof(int32_t)));
+    };
+    take_values(&layout.kept_offsets, tokens + 1);
+    take_values(&layout.kept_tokens, extras.kept_entries);
+    take_values(&layout.kept_by_token, extras.kept_entries);
+    // Each tile of a batch has its own, but all of them no more than entries.
+    take_values(&layout.kept_token_starts, extras.kept_entries + 1);
+  }
   layout.in_bytes = end;
 
   end = 0;

@@ -33,6 +33,8 @@ struct SlotExtras {
   bool lse_gradients = false;
   bool entropy_gradients = false;
   bool held_rows = false;
+  bool kept_tokens = false;
+  int64_t kept_entries = 0;  // of all lists
   WantedReturns returns;
 
   static SlotExtras Of(const BatchKey& kind, std::span<const ChunkRows> chunks);
@@ -57,6 +59,10 @@ struct SlotLayout {
   int64_t lse_gradients = 0;
   int64_t entropy_gradients = 0;
   int64_t held_rows = 0;
+  int64_t kept_offsets = 0;
+  int64_t kept_tokens = 0;
+  int64_t kept_by_token = 0;
+  int64_t kept_token_starts = 0;
   int64_t in_bytes = 0;
   // Out, on the way back.
   int64_t losses = 0;
