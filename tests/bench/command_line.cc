@@ -52,6 +52,13 @@ void AddLossOptions(CLI::App& command, CaseOptions& options) {
       ->capture_default_str();
   command.add_flag("--held", options.held,
                    "Have the step take the exponentials that losses alone have made (Hopper GPUs only)");
+  command
+      .add_option("--kept", options.kept,
+                  "Tokens that each row keeps, random ones: its softmax is over these alone; 0: over all "
+                  "(GPU only)")
+      ->excludes(returns)
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
 }
 
 OptimizerArguments ArgumentsOf(const std::string& optimizer) {
@@ -195,6 +202,7 @@ std::vector<KernelCase> Cases(const CaseOptions& options) {
   common.entropy_gradient = options.entropy_gradient;
   common.zeros = options.zeros;
   common.held = options.held;
+  common.kept = options.kept;
   std::vector<KernelCase> cases;
   for (const std::string& name : options.dtypes) {
     for (const DataType dtype : types.at(name)) {

@@ -37,6 +37,7 @@ struct CaseOptions {
   double entropy_gradient = 0;
   double zeros = 0;
   bool held = false;
+  int64_t kept = 0;
   bool portable = false;
   bool fixed_segments = false;
 };

@@ -42,6 +42,9 @@ struct KernelCase {
   // a teacher.
   double zeros = 0;
   bool held = false;
+  // Each row's softmax is over a list of so many random tokens, its label among them; 0: over all. On a GPU
+  // only, without a teacher, label smoothing or `returns`.
+  int64_t kept = 0;
 };
 
 // A part of the work with its median time.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -106,16 +107,25 @@ class Check {
       std::vector<double> z(static_cast<size_t>(case_.vocab));
 #pragma omp parallel for
       for (int64_t v = 0; v < case_.vocab; ++v) z[static_cast<size_t>(v)] = Logit(x.data(), v);
+      // What the row's list has not is as if its logit were -infinity.
+      std::vector<bool> kept(z.size());
+      for (size_t v = 0; v < z.size(); ++v) {
+        kept[v] = step_.Keeps(static_cast<int64_t>(row), static_cast<int64_t>(v));
+        if (!kept[v]) z[v] = -std::numeric_limits<double>::infinity();
+      }
       const double largest = *std::max_element(z.begin(), z.end());
       double sum = 0;
       double moment = 0;
-      for (const double value : z) {
+      for (size_t v = 0; v < z.size(); ++v) {
+        if (!kept[v]) continue;
+        const double value = z[v];
         sum += std::exp(value - largest);
         moment += std::exp(value - largest) * value;
       }
       const double log_sum_exp = largest + std::log(sum);
       const double mean = moment / sum;
-      const double sum_of_logits = std::accumulate(z.begin(), z.end(), 0.0);
+      // Label smoothing alone needs it, and there is none with lists.
+      const double sum_of_logits = case_.kept > 0 ? 0.0 : std::accumulate(z.begin(), z.end(), 0.0);
       const kernels::ReferenceDivergence divergence = DivergenceOfRow(token, z);
       loss_error.Add(loss[0], formula_.Loss(log_sum_exp, sum_of_logits, z[static_cast<size_t>(label)]) +
                                   divergence.value);
@@ -125,6 +135,7 @@ class Check {
         std::vector<double> part(gradient.size(), 0.0);
 #pragma omp for nowait
         for (int64_t v = 0; v < case_.vocab; ++v) {
+          if (!kept[static_cast<size_t>(v)]) continue;
           const double logit = z[static_cast<size_t>(v)];
           const double dz = formula_.Gradient(log_sum_exp, logit, v == label) +
                             formula_.Times(divergence.slopes[static_cast<size_t>(v)], logit) +
@@ -184,6 +195,7 @@ class Check {
       LOSSD_CUDA_PASS_ON(CudaStep::ReadWide(step_.dw(), DataType::kFloat32, v * padded_, case_.hidden, &dw));
       std::vector<double> expected(static_cast<size_t>(case_.hidden), 0.0);
       for (int64_t r = 0; r < rows_.rows; ++r) {
+        if (!step_.Keeps(r, v)) continue;
         const auto token = static_cast<size_t>(rows_.batch_rows[static_cast<size_t>(r)]);
         const float* row = &x[token * static_cast<size_t>(case_.hidden)];
         const double logit = Logit(row, v);

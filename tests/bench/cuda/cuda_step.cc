@@ -199,6 +199,42 @@ Result CudaStep::FillInputs() {
   return {};
 }
 
+// The label and other tokens, none twice.
+void CudaStep::FillLists() {
+  if (case_.kept == 0) return;
+  std::mt19937_64 generator(7);
+  std::uniform_int_distribution<int64_t> token(0, case_.vocab - 1);
+  std::vector<bool> taken(static_cast<size_t>(case_.vocab));
+  kept_offsets_ = {0};
+  for (const int64_t label : token_labels_) {
+    const auto first = static_cast<std::ptrdiff_t>(kept_tokens_.size());
+    for (int64_t next = label == kIgnoreIndex ? 0 : label; std::ssize(kept_tokens_) - first < case_.kept;) {
+      if (!taken[static_cast<size_t>(next)]) kept_tokens_.push_back(static_cast<int32_t>(next));
+      taken[static_cast<size_t>(next)] = true;
+      next = token(generator);
+    }
+    for (auto at = kept_tokens_.begin() + first; at != kept_tokens_.end(); ++at) {
+      taken[static_cast<size_t>(*at)] = false;
+    }
+    kept_offsets_.push_back(std::ssize(kept_tokens_));
+  }
+}
+
+Result CudaStep::CopyLists() {
+  if (case_.kept == 0) return {};
+  LOSSD_CUDA_PASS_ON(Copy(rows_.kept.offsets, &kept_offsets_there_));
+  LOSSD_CUDA_PASS_ON(Copy(rows_.kept.tokens, &kept_tokens_there_));
+  LOSSD_CUDA_PASS_ON(Copy(rows_.kept.by_token, &by_token_));
+  return Copy(rows_.kept.token_starts, &token_starts_);
+}
+
+bool CudaStep::Keeps(int64_t row, int64_t v) const {
+  if (case_.kept == 0) return true;
+  const auto begin = rows_.kept.tokens.begin();
+  const auto end = begin + rows_.kept.offsets[static_cast<size_t>(row + 1)];
+  return std::find(begin + rows_.kept.offsets[static_cast<size_t>(row)], end, v) != end;
+}
+
 Result CudaStep::ReadInputs(const std::string& folder, std::string* error) {
   const int64_t element = SizeOf(case_.dtype);
   const int64_t row = case_.hidden * element;
@@ -277,12 +313,15 @@ Result CudaStep::Prepare(std::string* error) {
       soft || fixed ? LinearCrossEntropy::RowsWithin(shape_, path_, workspace_bytes) : tile_rows_;
   step_ = std::make_unique<LinearCrossEntropy>(shape_, path_, plain_rows, workspace_.data(), library_.get(),
                                                workspace_bytes);
-  const kernels::cuda::LabelledRows all{token_labels_.data(), case_.tokens, kIgnoreIndex, gradient_scale_};
+  FillLists();
+  kernels::cuda::LabelledRows all{token_labels_.data(), case_.tokens, kIgnoreIndex, gradient_scale_};
+  if (case_.kept > 0) all.kept_tokens = {kept_offsets_.data(), kept_tokens_.data()};
   rows_ = fixed ? step_->Arrange({&all, 1}, shard_) : step_->Arrange({&all, 1}, teacher);
   tile_rows_ = fixed ? step_->RowsPerTile(rows_.rows, shard_) : step_->RowsPerTile(rows_.rows, teacher);
   LOSSD_CUDA_PASS_ON(Copy(rows_.batch_rows, &batch_rows_));
   LOSSD_CUDA_PASS_ON(Copy(rows_.labels, &labels_));
   LOSSD_CUDA_PASS_ON(Copy(rows_.by_label, &by_label_));
+  LOSSD_CUDA_PASS_ON(CopyLists());
   LOSSD_CUDA_PASS_ON(Copy(rows_.gradient_scales.data(), rows_.rows * 4, &scales_));
   return case_.zeros > 0 || case_.held ? PrepareForward() : Result();
 }
@@ -329,6 +368,13 @@ LinearCrossEntropy::Batch CudaStep::Batch() const {
   if (case_.teacher_hidden > 0) {
     batch.teacher = &teacher_;
     batch.distillation = {.divergence = case_.divergence, .label_weight = 1.0f};
+  }
+  if (case_.kept > 0) {
+    batch.kept = {.offsets = static_cast<const int32_t*>(kept_offsets_there_.data()),
+                  .tokens = static_cast<const int32_t*>(kept_tokens_there_.data()),
+                  .by_token = static_cast<const int32_t*>(by_token_.data()),
+                  .token_starts = static_cast<const int32_t*>(token_starts_.data()),
+                  .tiles = rows_.kept.tiles};
   }
   batch.dx_type = case_.dtype;
   batch.dw = dw();

@@ -48,6 +48,8 @@ class CudaStep {
   // Without dX and without anything done to dW.
   kernels::cuda::LinearCrossEntropy::Batch Batch() const;
   const std::vector<int64_t>& token_labels() const { return token_labels_; }
+  // Whether the softmax of `row` of rows() has this entry.
+  bool Keeps(int64_t row, int64_t v) const;
   const kernels::cuda::BatchRows& rows() const { return rows_; }
   int64_t padded_hidden() const { return padded_; }
   int64_t tile_rows() const { return tile_rows_; }
@@ -84,6 +86,8 @@ class CudaStep {
   kernels::cuda::LinearCrossEntropy::Batch ForwardBatch() const;
   kernels::cuda::LinearCrossEntropy::Batch GradientBatch(kernels::WeightGradient weight_gradient) const;
   kernels::cuda::Result SpreadLogSumExps();
+  void FillLists();
+  kernels::cuda::Result CopyLists();
   kernels::cuda::Result CreateReturns();
   kernels::cuda::Result CreateTeacher();
   kernels::cuda::Result FillTeacher();
@@ -100,6 +104,8 @@ class CudaStep {
   std::unique_ptr<kernels::cuda::LinearCrossEntropy> step_;
   std::vector<int64_t> token_labels_;
   std::vector<int64_t> forward_labels_;
+  std::vector<int64_t> kept_offsets_;  // of all tokens; empty without lists
+  std::vector<int32_t> kept_tokens_;
   kernels::cuda::BatchRows rows_;
   kernels::cuda::BatchRows forward_rows_;
   kernels::cuda::HoldSpace hold_;
@@ -108,7 +114,8 @@ class CudaStep {
   kernels::cuda::DeviceBuffer weight_, x_, dx_, dw_, losses_, log_sum_exps_, largest_, redone_, workspace_,
       batch_rows_, labels_, by_label_, scales_, vocabulary_sum_, smoothing_gradient_, returns_memory_,
       teacher_weight_, teacher_x_, teacher_largest_, divergences_, entropy_gradients_, hold_memory_,
-      held_rows_, forward_batch_rows_, forward_labels_memory_, forward_by_label_, forward_scales_;
+      held_rows_, forward_batch_rows_, forward_labels_memory_, forward_by_label_, forward_scales_,
+      kept_offsets_there_, kept_tokens_there_, by_token_, token_starts_;
   kernels::cuda::TeacherHead teacher_;  // of case_.teacher_hidden
   kernels::RowReturns returns_;
 };
