@@ -81,6 +81,15 @@ absl::StatusOr<int64_t> MostTokens(int64_t hidden_bytes, int64_t payload_bytes, 
   return most_tokens;
 }
 
+// The most tokens of a chunk that the lists have room in, where none is longer than the longest. Messages
+// have half of the chunk limit for them.
+int64_t MostTokensWithLists(const TokenLists& lists, const v1::SessionLimits& limits) {
+  if (!lists.given()) return std::numeric_limits<int64_t>::max();
+  int64_t ids = kMostKeptTokens;
+  if (limits.max_chunk_bytes() > 0) ids = std::min(ids, limits.max_chunk_bytes() / 2 / kIdBytes);
+  return std::max<int64_t>(1, ids / std::max<int64_t>(1, LongestList(lists)));
+}
+
 enum class Taper { kYes, kNo };
 
 // Steps in each chunk of a batch that is cut into chunks of at most `most_tokens` and whole steps of tokens.
@@ -157,10 +166,7 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
   if (chunk_bytes <= 0) chunk_bytes = all_in_regions ? kMostChunkBytes : DefaultChunkBytes(limits);
   const auto most = MostTokens(hidden_bytes, payload_bytes, chunk_bytes, limits);
   if (!most.ok()) return most.status();
-  // No longer than the longest, the lists of so many tokens fit a chunk.
-  const int64_t most_lists =
-      std::max<int64_t>(1, kMostKeptTokens / std::max<int64_t>(1, LongestList(batch.kept_tokens)));
-  const int64_t most_tokens = batch.kept_tokens.given() ? std::min(*most, most_lists) : *most;
+  const int64_t most_tokens = std::min(*most, MostTokensWithLists(batch.kept_tokens, limits));
 
   const int64_t step = places.TokenStep(head, batch, outputs);
   if (tokens > most_tokens && step > most_tokens) {
