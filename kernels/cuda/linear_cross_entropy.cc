@@ -310,7 +310,7 @@ TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int
 }
 
 bool LinearCrossEntropy::Holds(const Batch& batch) const {
-  if (path_ != Path::kHopper || batch.teacher != nullptr) return false;
+  if (path_ != Path::kHopper || batch.teacher != nullptr || batch.kept.offsets != nullptr) return false;
   if (batch.shard != nullptr && batch.shard->segments() > 1) return false;
   const TileRows tile = DescribeTile(batch, 0, 0, Buffers());
   return tile.smoothing != Smoothing::kElementwise || tile.spread;

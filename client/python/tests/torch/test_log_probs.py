@@ -105,7 +105,7 @@ def test_log_probabilities_alone_send_no_gradients_of_entropies(heads: Any, monk
 
 
 def test_both_passes_name_what_the_first_has_left(heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a head that can keep it, under another number in each batch; results are those of any head."""
+    """If the head can keep it, and under another number in each batch; results are those of any head."""
     import lossd
 
     sent: list[Any] = []
