@@ -39,6 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--transport", choices=("ipc", "socket"), default="ipc", help="shared memory, or messages (default: %(default)s)")
     parser.add_argument("--local", choices=("compile", "eager"), default="compile", help="what lossd is compared with")
     parser.add_argument("--two_phase", action="store_true", help="do not declare the loss's upstream gradient: one product more")
+    parser.add_argument("--held_bytes", type=int, default=0, help="of the head: what the first phase may leave for the second")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--program", help="the lossd to start (default: as lossd.launch finds it)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -118,7 +119,8 @@ def _differences(problem: Problem, head: lossd.torch.RemoteHead, local: Callable
 def _measure(options: argparse.Namespace, server: lossd.Server) -> dict[str, object]:
     problem = Problem(options)
     with server.client() as client:
-        head = lossd.torch.RemoteHead.create(client, "bench", options.vocab, options.hidden, dtype=problem.dtype, weights=problem.weight.detach())
+        head = lossd.torch.RemoteHead.create(client, "bench", options.vocab, options.hidden, dtype=problem.dtype, weights=problem.weight.detach(),
+                                              held_bytes=options.held_bytes)
         local, remote = _local(problem, options.local), _remote(problem, head, options.two_phase)
         differences = _differences(problem, head, local, remote)
         times: dict[str, list[float]] = {"local": [], "lossd": []}
@@ -129,7 +131,8 @@ def _measure(options: argparse.Namespace, server: lossd.Server) -> dict[str, obj
                     times[name].append(seconds)
         ratios = [ours / theirs for ours, theirs in zip(times["lossd"], times["local"], strict=True)]
         return {"device": options.device, "tokens": options.tokens, "vocab": options.vocab, "hidden": options.hidden, "dtype": options.dtype,
-                "transport": options.transport, "local": options.local, "two_phase": options.two_phase, "torch": torch.__version__,
+                "transport": options.transport, "local": options.local, "two_phase": options.two_phase,
+                "held_bytes": options.held_bytes, "torch": torch.__version__,
                 "local_ms": 1e3 * statistics.median(times["local"]), "lossd_ms": 1e3 * statistics.median(times["lossd"]),
                 "ratio": statistics.median(ratios), "all_ratios": ratios, "differences": differences,
                 "right": all(value <= _MOST[problem.dtype] for value in differences.values())}
