@@ -80,7 +80,7 @@ TEST_F(FollowUpsTest, ALastTaskHasWhatOthersBorrowedFinishedFirstAndNothingElseS
   b_->EndOldest();
   EXPECT_THAT(Run(), ElementsAre("asked", "more"));
   b_->EndOldest();
-  EXPECT_THAT(Run(), ElementsAre("asked", "last", "new", "other")) << "each once";
+  EXPECT_THAT(Run(), ElementsAre("asked", "last", "other", "new")) << "each once, and at b's cost";
 }
 
 TEST_F(FollowUpsTest, NobodyIsAskedBeforeATaskThatIsNoLastOne) {
