@@ -35,7 +35,8 @@ std::unique_ptr<CudaEngine> CudaEngine::Create(const Problem& problem, EngineOpt
 
 void CudaEngine::WriteWeights() const {
   static int writes = 0;
-  const std::string write = *head->BeginWrite("w" + std::to_string(++writes), Head::Replace::kNo, "write");
+  const std::string number = std::to_string(++writes);
+  const std::string write = *head->BeginWrite("w" + number, Head::Replace::kNo, "write " + number);
   const std::string rows(reinterpret_cast<const char*>(problem_.weight.data()), problem_.weight.size());
   EXPECT_TRUE((*head->FindWrite(write))->Write(0, problem_.shape.vocab, problem_.weight_type, rows).ok());
   head->CommitWrite(

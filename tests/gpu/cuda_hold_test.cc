@@ -152,8 +152,10 @@ TEST_F(CudaHoldTest, GradientsOfTheEntropyFromRoundedExponentialsAreClose) {
       std::printf("  %s, deviation %.2f: dX %.2e, dW %.2e\n", type == DataType::kBFloat16 ? "bf16" : "fp16",
                   deviation, dx, dw);
       RecordProperty("dx", std::to_string(dx));
-      EXPECT_LT(dx, 2e-2);
-      EXPECT_LT(dw, 2e-2);
+      // Where logits hardly differ, s - mu is as small as the error of s.
+      const double most = 1e-2 + (type == DataType::kBFloat16 ? 3e-3 : 4e-4) / deviation;
+      EXPECT_LT(dx, most);
+      EXPECT_LT(dw, most);
     }
   }
 }

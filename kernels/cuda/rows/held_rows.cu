@@ -44,6 +44,14 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// log2(e 2^power) of an e above 0: powers of two meet as integers, so that the choice of `power` changes nothing.
+__device__ inline float LogOf(float e, int32_t power) {
+  constexpr int32_t kMantissa = 0x7FFFFF;
+  const int32_t bits = __float_as_int(e);
+  const float mantissa = __int_as_float((bits & kMantissa) | __float_as_int(1.0f));
+  return __log2f(mantissa) + static_cast<float>((bits >> 23) - 127 + power);
+}
+
 template <class T, bool kSpread>
 __global__ void __launch_bounds__(kThreads)
     CopyEntriesKernel(const TileRows tile, const T* exponentials, const int32_t* places, T* entries,
@@ -55,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
   T* to = entries + row * stride;
   const float factor = kSpread ? tile.gradient_factors[row] : 0.0f;
   const float spread = kSpread ? tile.entropy_factors[row] : 0.0f;
-  const float power = kSpread ? static_cast<float>(tile.exponents[row]) : 0.0f;
+  const int32_t power = kSpread ? tile.exponents[row] : 0;
   const float mean = kSpread ? tile.means[row] : 0.0f;
   const int64_t first = 8 * (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x);
   const int64_t step = 8 * static_cast<int64_t>(gridDim.x) * kThreads;
@@ -66,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < 8; ++i) {
         // 0 is the label's, that of no entry, and of one too small to matter.
         const float e = Widen(values.values[i]);
-        const float s = __fmaf_rn(__log2f(e) + power, kLn2, -mean);
+        const float s = __fmaf_rn(LogOf(e, power), kLn2, -mean);
         values.values[i] = static_cast<T>(e > 0.0f ? __fmaf_rn(-spread, s, factor) * e : 0.0f);
       }
     }

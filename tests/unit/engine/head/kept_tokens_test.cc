@@ -60,7 +60,9 @@ TEST(KeptTokens, AGroupOfDevicesRefusesThem) {
 }
 
 TEST(KeptTokens, AFrozenHeadTakesThem) {
-  EngineFixture fixture({}, {}, {.weight_gradients = WeightGradients::kFrozen});
+  HeadConfig config;
+  config.weight_gradients = WeightGradients::kFrozen;
+  EngineFixture fixture({}, {}, config);
   const auto listener = std::make_shared<RecordingListener>();
   const LaneAttachment lane = fixture.Attach(fixture.Open("c"), listener);
   fixture.Submit(lane, WithList(1, 2));
