@@ -60,9 +60,9 @@ TEST(KeptTokens, AGroupOfDevicesRefusesThem) {
 }
 
 TEST(KeptTokens, AFrozenHeadTakesThem) {
-  HeadConfig config;
-  config.weight_gradients = WeightGradients::kFrozen;
-  EngineFixture fixture({}, {}, config);
+  HeadConfig frozen;
+  frozen.weight_gradients = WeightGradients::kFrozen;
+  EngineFixture fixture({}, {}, frozen);
   const auto listener = std::make_shared<RecordingListener>();
   const LaneAttachment lane = fixture.Attach(fixture.Open("c"), listener);
   fixture.Submit(lane, WithList(1, 2));
