@@ -424,7 +424,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
 
   // Chunks (head_chunks.cc).
   // Memory for the teacher's rows in the tiles of this session: RESOURCE_EXHAUSTED with a table without it.
-  absl::Status WidenTiles(const std::string& session_id, const Chunk& chunk)
+  // Not ok and no memory either for a chunk that has no place there.
+  absl::Status WidenTiles(const LaneAttachment& lane, const Chunk& chunk)
       ABSL_LOCKS_EXCLUDED(widen_mutex_, mutex_);
   absl::Status CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) const;
   absl::StatusOr<Admission> AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk)

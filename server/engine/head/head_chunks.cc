@@ -58,7 +58,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   absl::Status rejection = CheckContent(chunk, &teacher);
   if (rejection.ok() && deterministic) {
     KeepOperands(chunk);
-    if (teacher != nullptr && adds) rejection = WidenTiles(lane.session_id, chunk);
+    if (teacher != nullptr && adds) rejection = WidenTiles(lane, chunk);
   }
 
   const MutexLock lock(mutex_);
@@ -125,11 +125,17 @@ std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admi
   return item;
 }
 
-absl::Status Head::WidenTiles(const std::string& session_id, const Chunk& chunk) {
+absl::Status Head::WidenTiles(const LaneAttachment& lane, const Chunk& chunk) {
   const MutexLock widening(widen_mutex_);
+  const std::string& session_id = lane.session_id;
   int64_t missing = 0;
   {
     const MutexLock lock(mutex_);
+    // No more is reserved for a chunk without a place. One that has to wait may get one.
+    const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
+    if (admission.ok() && *admission == Admission::kTake) {
+      if (absl::Status place = sessions_.CheckPlace(session_id, chunk); !place.ok()) return place;
+    }
     missing = sessions_.MissingForTeacher(session_id, chunk);
   }
   if (missing == 0) return absl::OkStatus();

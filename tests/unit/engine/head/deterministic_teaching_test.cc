@@ -260,8 +260,10 @@ TEST_F(DeterministicTeachingTest, MemoryForATeachersRowsIsReservedWhenTheFirstCo
   Submit(lane, Taught(1, 0, 1, ""));
   EXPECT_TRUE(AnswerOf(lane, Taught(2, 1, 1, "narrow")).error.ok());
   EXPECT_EQ(reserved(), none + kMostTokens * kNarrow * 4);
-  EXPECT_TRUE(AnswerOf(lane, Taught(3, 2, 1, "wide")).error.ok());
-  EXPECT_TRUE(AnswerOf(lane, Taught(4, 3, 1, "narrow")).error.ok());
+  EXPECT_EQ(FieldOf(AnswerOf(lane, Taught(3, 1, 1, "wide")).error), "window_token");
+  EXPECT_EQ(reserved(), none + kMostTokens * kNarrow * 4) << "none for a chunk without a place";
+  EXPECT_TRUE(AnswerOf(lane, Taught(4, 2, 1, "wide")).error.ok());
+  EXPECT_TRUE(AnswerOf(lane, Taught(5, 3, 1, "narrow")).error.ok());
   const int64_t all = none + kMostTokens * kWide * 4;
   EXPECT_EQ(reserved(), all) << "room for the widest";
   EXPECT_EQ(TotalBytes(head_->Info().memory) + TotalBytes((*engine_->FindHead("wide"))->Info().memory) +
