@@ -77,7 +77,8 @@ absl::Status Head::CheckSealedLocked() const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
   if (window_.looking() && window_.marks().empty()) return absl::OkStatus();
   std::vector<SessionMarks> own;
-  return sessions_.Match(*OwnMarks(&window_.marks(), &own));
+  if (absl::Status same = sessions_.Match(*OwnMarks(&window_.marks(), &own)); !same.ok()) return same;
+  return sessions_.CheckAllAdded();
 }
 
 WindowGradient Head::WindowGradientLocked() const {

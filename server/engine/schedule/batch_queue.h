@@ -63,8 +63,8 @@ class BatchSource {
   // Asked before a last task: other sources that may have work left which needs what the task is to change.
   virtual std::vector<std::shared_ptr<BatchSource>> Borrowers() { return {}; }
   // That work, `lender` being whose task it is: what chunks left unfinished, as it is, and of what is queued
-  // already that which needs it. All of it is started before this is asked again. No batch of this source is
-  // under way.
+  // already that which needs it, with all that has to go before. It is started in this order, and before this
+  // is asked again. No batch of this source is under way.
   virtual std::vector<std::shared_ptr<QueuedChunk>> TakeBorrowed(const BatchSource& /*lender*/) { return {}; }
 };
 

@@ -74,8 +74,10 @@ class DeterministicTiles {
   // The same for the tiles that hold rows with soft targets, of the head with this number if one is given.
   std::vector<Piece> TakeTaught(std::optional<uint64_t> by);
   void Done(const Piece& piece);
+  // Whether everything that was filled is in dW.
+  bool AllAdded() const { return segments_.empty() && handed_out_ == 0; }
 
-  // To be called once every piece is done.
+  // To be called once everything is (AllAdded).
   void BeginWindow();
 
   // The part of a window that is not in dW yet: for checkpoints.

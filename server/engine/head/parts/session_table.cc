@@ -4,6 +4,7 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -601,14 +602,29 @@ bool SessionTable::LearnsInTiles(uint64_t teacher) const {
 std::vector<std::shared_ptr<ChunkItem>> SessionTable::TakeTaughtBy(uint64_t teacher) {
   // As pieces that wait they come behind those that did so before.
   for (const auto& [id, session] : deterministic_) (void)ItemsOf(session, session->tiles.TakeTaught(teacher));
+  std::set<const DeterministicSession*> taught;
+  for (const std::shared_ptr<ChunkItem>& item : waiting_pieces_) {
+    if (item->batch_key.teacher.head_number == teacher) taught.insert(item->deterministic.get());
+  }
   std::vector<std::shared_ptr<ChunkItem>> items;
   std::copy_if(waiting_pieces_.begin(), waiting_pieces_.end(), std::back_inserter(items),
-               [teacher](const auto& item) { return item->batch_key.teacher.head_number == teacher; });
+               [&taught](const auto& item) { return taught.contains(item->deterministic.get()); });
   return items;
 }
 
 void SessionTable::NotePieceStarted(const ChunkItem& item) {
-  std::erase_if(waiting_pieces_, [&item](const auto& waiting) { return waiting.get() == &item; });
+  const auto it = std::find_if(waiting_pieces_.begin(), waiting_pieces_.end(),
+                               [&item](const auto& waiting) { return waiting.get() == &item; });
+  if (it != waiting_pieces_.end()) waiting_pieces_.erase(it);
+}
+
+absl::Status SessionTable::CheckAllAdded() const {
+  for (const auto& [id, session] : deterministic_) {
+    if (session->tiles.AllAdded()) continue;
+    return absl::InternalError(absl::StrCat("rows of session ", id, " are in the window of head ",
+                                            settings_.head, " and did not come into its gradient"));
+  }
+  return absl::OkStatus();
 }
 
 std::vector<std::shared_ptr<ChunkItem>> SessionTable::ItemsOf(
@@ -627,7 +643,7 @@ std::vector<std::shared_ptr<ChunkItem>> SessionTable::ItemsOf(
     item->chunk = std::move(piece.chunk);
     item->teacher = piece.teacher.lock();
     item->piece = std::move(piece);
-    if (item->teacher != nullptr) waiting_pieces_.push_back(item);
+    waiting_pieces_.push_back(item);
     items.push_back(std::move(item));
   }
   return items;

@@ -186,10 +186,15 @@ class SessionTable {
   std::vector<std::shared_ptr<ChunkItem>> TakeTaught();
   // Whether chunks in tiles, or on their way there, have this teacher.
   bool LearnsInTiles(uint64_t teacher) const;
-  // What there is to be computed with this teacher: pieces that wait for the device, and the rows of tiles.
+  // What there is to be computed with this teacher: pieces that wait for the device, and tiles with such
+  // rows, which are closed. All other pieces that wait of the same sessions are among them, as theirs is the
+  // order in which they go to dW.
   std::vector<std::shared_ptr<ChunkItem>> TakeTaughtBy(uint64_t teacher);
   // A piece no longer waits for the device.
   void NotePieceStarted(const ChunkItem& item);
+  // INTERNAL if rows of a tile, or a piece of one, are not in dW yet: a window that ended now would lack
+  // them, and they might come into the next one.
+  absl::Status CheckAllAdded() const;
   // Sessions that the ledger forgot, whose gradients are to be freed on the device thread.
   std::vector<std::shared_ptr<DeterministicSession>> TakeForgotten();
   // All of them, at the end of the head.
@@ -244,8 +249,8 @@ class SessionTable {
   AccumulationLedger ledger_;
   std::map<Key, Stream> streams_;  // those of a session are neighbours
   DeterministicSessions deterministic_;
-  std::vector<std::shared_ptr<ChunkItem>> waiting_pieces_;  // those with a teacher, in order
-  uint64_t last_epoch_ = 0;                                 // of any lane
+  std::deque<std::shared_ptr<ChunkItem>> waiting_pieces_;  // for the device, in order
+  uint64_t last_epoch_ = 0;                                // of any lane
 };
 
 }  // namespace lossd::engine

@@ -100,6 +100,23 @@ class DeterministicTeachingTest : public DeterministicTest {
     Submit(lane, Taught(3, 16, 4, "wide"));
     return Settled();
   }
+  // Rows of `others` and of a teacher in one tile, which is not full when that teacher changes; then the
+  // rest, in chunks that end there.
+  template <typename Change>
+  std::vector<float> MixedTile(const LaneAttachment& lane, const std::string& others, const Change& change,
+                               const std::vector<int64_t>& ends) {
+    Submit(lane, Taught(1, 0, 10, others));
+    Submit(lane, Taught(2, 10, 5, "wide"));
+    engine_->WaitIdle();
+    change();
+    uint64_t sequence = 3;
+    int64_t place = 15;
+    for (const int64_t end : ends) {
+      Submit(lane, Taught(sequence++, place, end - place, "wide"));
+      place = end;
+    }
+    return Settled();
+  }
 };
 
 TEST_F(DeterministicTeachingTest, TheGradientHasTheSameBitsHoweverTheTokensAreSent) {
@@ -199,6 +216,13 @@ TEST_F(DeterministicTeachingTest, RowsAreAddedWithTheTeachersWeightsTheyWereAnsw
     change();
     Submit(lane, Taught(2, 10, 10, "wide"));
     EXPECT_TRUE(SameBits(Settled(), expected));
+    for (const std::string& others : {std::string(), std::string("narrow")}) {
+      SCOPED_TRACE("in a tile with rows of " + (others.empty() ? "no teacher" : others));
+      CreateWithTeachers();
+      const std::vector<float> mixed = MixedTile(Attach(OpenPlain()), others, change, {16, 20});
+      CreateWithTeachers();
+      EXPECT_TRUE(SameBits(MixedTile(Attach(Open("c", 0)), others, change, {20}), mixed));
+    }
   }
 }
 

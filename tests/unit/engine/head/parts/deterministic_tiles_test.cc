@@ -305,6 +305,21 @@ TEST_F(DeterministicTilesTest, WhatComesIntoATileThatWasTakenIsAProductOfItsOwn)
   EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(3), ElementsAre(8, 9, 10, 11)));
 }
 
+TEST_F(DeterministicTilesTest, EverythingIsAddedOnceThePiecesOfAllTilesAreDone) {
+  EXPECT_TRUE(tiles_.AllAdded());
+  Add(0, 3);
+  EXPECT_FALSE(tiles_.AllAdded()) << "a tile has rows";
+  Add(3, 4);
+  std::vector<Piece> pieces = tiles_.TakeComplete();
+  ASSERT_THAT(pieces, SizeIs(1));
+  Finish(pieces);
+  pieces = tiles_.TakeAll();
+  ASSERT_THAT(pieces, SizeIs(1));
+  EXPECT_FALSE(tiles_.AllAdded()) << "a piece is not done";
+  Finish(pieces);
+  EXPECT_TRUE(tiles_.AllAdded());
+}
+
 TEST_F(DeterministicTilesTest, APieceHasTheRowsOfOneTeacher) {
   kind_ = TaughtBy(1);
   Add(Taught(0, 1));

@@ -42,11 +42,30 @@ class SessionTableTest : public testing::Test {
     table_.Enqueue(item);
     return item;
   }
+  // A deterministic session "d", and a chunk of it that was started.
+  std::shared_ptr<ChunkItem> StartPlaced() {
+    SessionMemory memory;
+    memory.reservation = *budget_->Reserve("h", "a session", {{"gradient", 64}});
+    memory.gradient = std::make_unique<Gradient>();
+    EXPECT_TRUE(table_.Open("placed", 1, 1, "d", Deterministic::kYes, memory).ok());
+    placed_ = table_.Attach("d", 0, listener_, &cut_);
+    auto item = std::make_shared<ChunkItem>();
+    item->session_id = "d";
+    item->chunk.sequence = 1;
+    item->chunk.tokens = 1;
+    item->chunk.window_token = 0;
+    item->chunk.labels = std::string(8, '\0');
+    table_.ClaimPlace(item->chunk, item.get());
+    table_.Enqueue(item);
+    Start(*item);
+    return item;
+  }
   void Start(ChunkItem& item) {
     table_.Start(item);
     table_.NoteStarted(item);
   }
 
+  const std::shared_ptr<MemoryBudget> budget_ = std::make_shared<MemoryBudget>(1 << 20);
   SessionMemory none_;
   Counters counters_;
   HeadCounters head_counters_;
@@ -56,6 +75,7 @@ class SessionTableTest : public testing::Test {
   SessionTable::Cut cut_;
   std::shared_ptr<Listener> listener_ = std::make_shared<Listener>();
   LaneAttachment lane_;
+  LaneAttachment placed_;  // StartPlaced
 };
 
 TEST_F(SessionTableTest, AClientThatOpensItsSessionAgainFindsItsMarks) {
@@ -186,28 +206,26 @@ TEST_F(SessionTableTest, ACheckpointLeavesOutWhatIsQueuedAndRefusesWhatIsUnderWa
 
 // Between two moments a chunk that is far ahead could find nobody left who brings what is missing.
 TEST_F(SessionTableTest, RoomThatIsMadeAndThoseWhoWaitForItLeaveTogether) {
-  const auto budget = std::make_shared<MemoryBudget>(1 << 20);
-  SessionMemory memory;
-  memory.reservation = *budget->Reserve("h", "a session", {{"gradient", 64}});
-  memory.gradient = std::make_unique<Gradient>();
-  ASSERT_TRUE(table_.Open("placed", 1, 1, "d", Deterministic::kYes, memory).ok());
-  const LaneAttachment lane = table_.Attach("d", 0, listener_, &cut_);
-  auto item = std::make_shared<ChunkItem>();
-  item->session_id = "d";
-  item->chunk.sequence = 1;
-  item->chunk.tokens = 1;
-  item->chunk.window_token = 0;
-  item->chunk.labels = std::string(8, '\0');
-  table_.ClaimPlace(item->chunk, item.get());
-  table_.Enqueue(item);
-  Start(*item);
-  table_.Wait(lane, [] {});
+  const std::shared_ptr<ChunkItem> item = StartPlaced();
+  table_.Wait(placed_, [] {});
   EXPECT_THAT(table_.FillPlace(*item).resumes, SizeIs(1));
-  table_.Wait(lane, [] {});
+  table_.Wait(placed_, [] {});
   const auto pieces = table_.TakeUnfinished();
   ASSERT_THAT(pieces, SizeIs(1));
   EXPECT_THAT(table_.FinishPiece(*pieces[0]), SizeIs(1));
   EXPECT_THAT(table_.TakeWaiting(), IsEmpty());
+}
+
+TEST_F(SessionTableTest, RowsThatNeverCameIntoTheGradientAreNoticedBeforeTheWindowEnds) {
+  const std::shared_ptr<ChunkItem> item = StartPlaced();
+  EXPECT_TRUE(table_.CheckAllAdded().ok());
+  (void)table_.FillPlace(*item);
+  const auto pieces = table_.TakeUnfinished();
+  ASSERT_THAT(pieces, SizeIs(1));
+  EXPECT_EQ(table_.CheckAllAdded().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(table_.CheckAllAdded().message(), HasSubstr("rows of session d"));
+  (void)table_.FinishPiece(*pieces[0]);
+  EXPECT_TRUE(table_.CheckAllAdded().ok());
 }
 
 }  // namespace
