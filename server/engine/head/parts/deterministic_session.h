@@ -3,8 +3,8 @@
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_DETERMINISTIC_SESSION_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,8 +33,8 @@ struct DeterministicSession {
   DeterministicTiles tiles;  // this and what follows: guarded by the head's mutex
   // When chunks began to wait for room without a chunk that could make some.
   absl::Time waiting_since = absl::InfiniteFuture();
-  // Numbers of the heads whose soft targets chunks of this window want.
-  std::set<uint64_t> teachers = {};
+  // Chunks that have their places and are not all in dW, by the numbers of the heads that teach them.
+  std::map<uint64_t, int64_t> taught = {};
   // For rows of teachers in the tiles: made when the first of them come, or wider ones.
   std::vector<std::unique_ptr<MemoryReservation>> teacher_memory = {};
 };

@@ -256,11 +256,15 @@ std::vector<DeterministicTiles::Piece> DeterministicTiles::TakeTaught(std::optio
   return pieces;
 }
 
-void DeterministicTiles::Done(const Piece& piece) {
+int64_t DeterministicTiles::Done(const Piece& piece) {
   --handed_out_;
+  int64_t chunks = 0;
   for (const std::shared_ptr<Stored>& stored : piece.rows) {
-    if (--stored->segments == 0) kept_bytes_ -= stored->bytes;
+    if (--stored->segments > 0) continue;
+    kept_bytes_ -= stored->bytes;
+    ++chunks;
   }
+  return chunks;
 }
 
 void DeterministicTiles::BeginWindow() {

@@ -73,7 +73,8 @@ class DeterministicTiles {
   std::vector<Piece> TakeAll();
   // The same for the tiles that hold rows with soft targets, of the head with this number if one is given.
   std::vector<Piece> TakeTaught(std::optional<uint64_t> by);
-  void Done(const Piece& piece);
+  // A piece is in dW. How many chunks are now that were not.
+  int64_t Done(const Piece& piece);
   // Whether everything that was filled is in dW.
   bool AllAdded() const { return segments_.empty() && handed_out_ == 0; }
 

@@ -30,6 +30,14 @@ constexpr int64_t kMostPlace = std::numeric_limits<int64_t>::max() / 2;
 
 size_t Index(int32_t lane) { return static_cast<size_t>(lane); }
 
+// So many more chunks with the teacher of this kind, if it has one, are in the session's tiles.
+void CountTaught(const BatchKey& kind, int64_t more, DeterministicSession* session) {
+  if (kind.teacher.backend == nullptr) return;
+  const auto count = session->taught.try_emplace(kind.teacher.head_number, 0).first;
+  count->second += more;
+  if (count->second == 0) session->taught.erase(count);
+}
+
 }  // namespace
 
 // Sessions
@@ -409,9 +417,7 @@ bool SessionTable::OnlyLookedTo(const std::string& session_id, const LaneMarks& 
 void SessionTable::BeginWindow() {
   ledger_.BeginWindow();
   for (const auto& [id, session] : deterministic_) {
-    if (ledger_.Find(id) == nullptr) continue;
-    session->tiles.BeginWindow();
-    session->teachers.clear();
+    if (ledger_.Find(id) != nullptr) session->tiles.BeginWindow();
   }
 }
 
@@ -537,12 +543,13 @@ void SessionTable::ClaimPlace(const Chunk& chunk, ChunkItem* item) {
 
 void SessionTable::NoteTeacher(const ChunkItem& item) {
   if (item.teacher == nullptr || item.weight_gradient != ChunkItem::WeightGradient::kIntoTiles) return;
-  item.deterministic->teachers.insert(item.batch_key.teacher.head_number);
+  CountTaught(item.batch_key, 1, item.deterministic.get());
 }
 
 void SessionTable::GiveUpPlace(ChunkItem& item, Cut* cut) {
   if (item.deterministic == nullptr || item.weight_gradient != ChunkItem::WeightGradient::kIntoTiles) return;
   item.deterministic->tiles.GiveUp(*item.chunk.window_token, item.chunk.tokens, item.kept_bytes);
+  CountTaught(item.batch_key, -1, item.deterministic.get());
   item.deterministic = nullptr;
   item.weight_gradient = ChunkItem::WeightGradient::kNone;
   cut->made_room.push_back(item.session_id);
@@ -570,7 +577,7 @@ SessionTable::Filled SessionTable::FillPlace(ChunkItem& item) {
 }
 
 std::vector<Resume> SessionTable::FinishPiece(ChunkItem& item) {
-  item.deterministic->tiles.Done(item.piece);
+  CountTaught(item.batch_key, -item.deterministic->tiles.Done(item.piece), item.deterministic.get());
   return TakeWaiting(item.session_id);
 }
 
@@ -596,7 +603,7 @@ std::vector<std::shared_ptr<ChunkItem>> SessionTable::TakeTaught() {
 
 bool SessionTable::LearnsInTiles(uint64_t teacher) const {
   return std::any_of(deterministic_.begin(), deterministic_.end(),
-                     [teacher](const auto& entry) { return entry.second->teachers.contains(teacher); });
+                     [teacher](const auto& entry) { return entry.second->taught.contains(teacher); });
 }
 
 std::vector<std::shared_ptr<ChunkItem>> SessionTable::TakeTaughtBy(uint64_t teacher) {

@@ -184,7 +184,7 @@ class SessionTable {
   std::vector<std::shared_ptr<ChunkItem>> TakeUnfinished();
   // The same for tiles that hold rows with soft targets, of whatever head.
   std::vector<std::shared_ptr<ChunkItem>> TakeTaught();
-  // Whether chunks in tiles, or on their way there, have this teacher.
+  // Whether chunks in tiles, or on their way there or from there to dW, have this teacher.
   bool LearnsInTiles(uint64_t teacher) const;
   // What there is to be computed with this teacher: pieces that wait for the device, and tiles with such
   // rows, which are closed. All other pieces that wait of the same sessions are among them, as theirs is the

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -88,6 +89,22 @@ TEST_P(WaitingPieceTest, ItGoesBeforeTheTilesThatAreClosedBehindIt) {
   EXPECT_THAT(gate.batches(), ElementsAre(FakeBatch{4}, FakeBatch{8}, FakeBatch{8}, FakeBatch{4}))
       << "two answers, and then the pieces in order of places";
   EXPECT_EQ(GradientSum(), 12);
+}
+
+TEST_F(DeterministicRecallTest, ATeacherWhoseRowsAreAllInTheGradientWaitsForNobody) {
+  Submit(lane_, Taught(1, 0, 2, 4, "t"));
+  listener_->AwaitAnswers(1);
+  engine->WaitIdle();
+  gate.Hold();
+  Submit(lane_, Taught(2, 2, 1, 8, ""));
+  gate.AwaitStarted(3);
+  Submit(lane_, Taught(3, 3, 1, 8, "t"));
+  head->DetachLane(lane_);  // so that the last one does not come after all
+  std::future<void> written = BeginToWrite();
+  EXPECT_EQ(written.wait_for(std::chrono::seconds(20)), std::future_status::ready)
+      << "a chunk without a teacher is under way";
+  gate.LetThrough();
+  written.wait();
 }
 
 }  // namespace
