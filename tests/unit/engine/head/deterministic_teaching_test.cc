@@ -281,7 +281,7 @@ TEST_F(DeterministicTeachingTest, MemoryForATeachersRowsIsReservedWhenTheFirstCo
   const LaneAttachment lane = Attach(session);
   const auto reserved = [this] { return engine_->budget().reserved(); };
   const int64_t none = reserved();
-  Submit(lane, Taught(1, 0, 1, ""));
+  EXPECT_TRUE(AnswerOf(lane, Taught(1, 0, 1, "")).error.ok());
   EXPECT_TRUE(AnswerOf(lane, Taught(2, 1, 1, "narrow")).error.ok());
   EXPECT_EQ(reserved(), none + kMostTokens * kNarrow * 4);
   EXPECT_EQ(FieldOf(AnswerOf(lane, Taught(3, 1, 1, "wide")).error), "window_token");
