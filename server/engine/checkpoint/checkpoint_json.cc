@@ -441,7 +441,7 @@ HeadCheckpoint HeadFromJson(const json& from) {
   HeadCheckpoint head;
   json config = from.at("config");
   config.emplace(kFixedSegments, false);
-  config.emplace(kHeldBytes, 0);
+  config.emplace(kHeldBytes, 0U);  // signed numbers are refused
   ReadFields(config, kHeadFields, &head.config);
   if (const auto ignored = config.find("deferred_bytes"); ignored != config.end()) {
     head.ignored_deferred_bytes = ToCount(*ignored);
