@@ -49,19 +49,27 @@ class CudaStepTest : public ::testing::TestWithParam<Variant> {
     EXPECT_EQ(outcome.touched, "") << "its guard area was written to";
     return outcome;
   }
-  static void ExpectClose(const CudaOutcome& outcome, const Reference& reference) {
+  // Gradients of the entropy are made of exponentials in 16 bits, where nothing forbids it
+  // (docs/numerics.md).
+  static double ToleranceOf(const Problem& problem) {
+    const bool spread = GetParam().path == cuda::Path::kHopper && !problem.entropy_gradients.empty();
+    return spread ? 4 * Tolerance() : Tolerance();
+  }
+  static void ExpectClose(const CudaOutcome& outcome, const Reference& reference,
+                          double tolerance = Tolerance()) {
     EXPECT_LT(RelativeError(outcome.losses, reference.losses), 1e-5);
     EXPECT_LT(RelativeError(outcome.log_sum_exps, reference.log_sum_exp), 1e-5);
     EXPECT_LT(RelativeError(outcome.z_losses, reference.z_loss), 1e-5);
     EXPECT_LT(RelativeError(outcome.log_probabilities, reference.log_probability), 1e-5);
-    EXPECT_LT(RelativeError(outcome.dx, reference.dx), Tolerance());
-    ExpectWeightGradientsClose(outcome, reference);
+    EXPECT_LT(RelativeError(outcome.dx, reference.dx), tolerance);
+    ExpectWeightGradientsClose(outcome, reference, tolerance);
   }
   // dW, and with a bias db, which terms cancel in as they do in no column of dW.
-  static void ExpectWeightGradientsClose(const CudaOutcome& outcome, const Reference& reference) {
-    EXPECT_LT(RelativeError(outcome.dw, reference.dw), Tolerance());
+  static void ExpectWeightGradientsClose(const CudaOutcome& outcome, const Reference& reference,
+                                         double tolerance = Tolerance()) {
+    EXPECT_LT(RelativeError(outcome.dw, reference.dw), tolerance);
     if (outcome.db.empty()) return;
-    EXPECT_LT(RelativeError(outcome.db, reference.db), 3 * Tolerance()) << "db";
+    EXPECT_LT(RelativeError(outcome.db, reference.db), 3 * tolerance) << "db";
   }
 };
 

@@ -24,12 +24,12 @@ constexpr int64_t kOffsetBytes = sizeof(int64_t);
 constexpr int64_t kIdBytes = sizeof(int32_t);
 
 // Bytes of a token on the wire, in both directions, beside hidden states and dX.
-int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs) {
+int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs, int64_t longest_list) {
   int64_t bytes = kLabelBytes + kLossBytes + BytesOnWire(outputs.returns);
   if (!batch.token_weights.empty()) bytes += kWeightBytes;
   if (!batch.lse_gradients.empty()) bytes += kWeightBytes;
   if (!batch.entropy_gradients.empty()) bytes += kWeightBytes;
-  if (batch.kept_tokens.given()) bytes += kOffsetBytes + LongestList(batch.kept_tokens) * kIdBytes;
+  if (batch.kept_tokens.given()) bytes += kOffsetBytes + longest_list * kIdBytes;
   return bytes;
 }
 
@@ -83,11 +83,12 @@ absl::StatusOr<int64_t> MostTokens(int64_t hidden_bytes, int64_t payload_bytes, 
 
 // The most tokens of a chunk that the lists have room in, where none is longer than the longest. Messages
 // have half of the chunk limit for them.
-int64_t MostTokensWithLists(const TokenLists& lists, const v1::SessionLimits& limits) {
-  if (!lists.given()) return std::numeric_limits<int64_t>::max();
+absl::StatusOr<int64_t> MostTokensWithLists(int64_t longest, const v1::SessionLimits& limits) {
   int64_t ids = kMostKeptTokens;
   if (limits.max_chunk_bytes() > 0) ids = std::min(ids, limits.max_chunk_bytes() / 2 / kIdBytes);
-  return std::max<int64_t>(1, ids / std::max<int64_t>(1, LongestList(lists)));
+  if (longest <= ids) return ids / std::max<int64_t>(1, longest);
+  return absl::InvalidArgumentError(absl::StrCat("kept_tokens has a list of ", longest,
+                                                 " tokens; the server takes lists of at most ", ids));
 }
 
 enum class Taper { kYes, kNo };
@@ -155,18 +156,23 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
                                     const BatchPlaces& places, int64_t sent_tokens, int64_t chunk_bytes,
                                     const v1::SessionLimits& limits, int32_t lanes) {
   const int64_t tokens = sent_tokens;
+  const bool all = sent_tokens == static_cast<int64_t>(batch.labels.size());
+  const int64_t longest_list = LongestList(batch, all ? Ignored::kSent : Ignored::kLeftOut);
   const int64_t own_bytes = head.hidden_size * SizeOf(batch.hidden_type);
   const int64_t teacher_bytes = TeacherRowBytes(batch);
   const int64_t hidden_bytes = own_bytes + teacher_bytes;
   const int64_t dx_bytes = places.DxIsSent(batch) ? head.hidden_size * SizeOf(DxTypeOnWire(outputs)) : 0;
-  const int64_t payload_bytes = TokenBytes(batch, outputs) + (places.hidden_states ? 0 : own_bytes) +
+  const int64_t payload_bytes = TokenBytes(batch, outputs, longest_list) +
+                                (places.hidden_states ? 0 : own_bytes) +
                                 (places.teacher_hidden ? 0 : teacher_bytes) + dx_bytes;
   const bool all_in_regions = places.All(batch);
 
   if (chunk_bytes <= 0) chunk_bytes = all_in_regions ? kMostChunkBytes : DefaultChunkBytes(limits);
   const auto most = MostTokens(hidden_bytes, payload_bytes, chunk_bytes, limits);
   if (!most.ok()) return most.status();
-  const int64_t most_tokens = std::min(*most, MostTokensWithLists(batch.kept_tokens, limits));
+  const auto most_of_lists = MostTokensWithLists(longest_list, limits);
+  if (!most_of_lists.ok()) return most_of_lists.status();
+  const int64_t most_tokens = std::min(*most, *most_of_lists);
 
   const int64_t step = places.TokenStep(head, batch, outputs);
   if (tokens > most_tokens && step > most_tokens) {

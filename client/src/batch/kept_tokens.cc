@@ -34,10 +34,12 @@ absl::Status ValidateKeptTokens(const TokenLists& lists, size_t tokens) {
                                                  lists.offsets.back(), "; they must be equal"));
 }
 
-int64_t LongestList(const TokenLists& lists) {
+int64_t LongestList(const Batch& batch, Ignored ignored) {
+  const std::span<const int64_t> offsets = batch.kept_tokens.offsets;
   int64_t longest = 0;
-  for (size_t i = 1; i < lists.offsets.size(); ++i) {
-    longest = std::max(longest, lists.offsets[i] - lists.offsets[i - 1]);
+  for (size_t i = 1; i < offsets.size(); ++i) {
+    if (ignored == Ignored::kLeftOut && batch.labels[i - 1] == batch.ignore_index) continue;
+    longest = std::max(longest, offsets[i] - offsets[i - 1]);
   }
   return longest;
 }

@@ -19,8 +19,9 @@ inline constexpr int64_t kMostKeptTokens = int64_t{1} << 20;
 // field and both values.
 absl::Status ValidateKeptTokens(const TokenLists& lists, size_t tokens);
 
-// Tokens of the longest list; 0 without lists.
-int64_t LongestList(const TokenLists& lists);
+// Tokens of the longest list of those that are sent; 0 without lists.
+enum class Ignored { kSent, kLeftOut };
+int64_t LongestList(const Batch& batch, Ignored ignored);
 
 // Sets the lists of the tokens of these runs, one behind the other.
 void SetLists(const TokenLists& lists, std::span<const SentTokens::Run> runs, v1::TokenLists* proto);

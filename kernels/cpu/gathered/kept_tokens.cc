@@ -308,6 +308,11 @@ class KeptStep {
 
 }  // namespace
 
+int64_t KeptWorkspaceBytes(int64_t tokens, int64_t hidden) {
+  Tile tile;
+  return LayOut(1, tokens, hidden, nullptr, &tile);
+}
+
 Status RunKeptTokens(const LinearCrossEntropyParams& params, LinearCrossEntropyStats* stats) {
   return KeptStep(params, stats).Run();
 }

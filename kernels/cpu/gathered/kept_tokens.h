@@ -7,6 +7,9 @@
 
 namespace lossd::kernels::cpu {
 
+// What a workspace needs for a row with so many tokens in its list.
+int64_t KeptWorkspaceBytes(int64_t tokens, int64_t hidden);
+
 // `params` has passed ValidateStep and has kept_tokens.
 Status RunKeptTokens(const LinearCrossEntropyParams& params, LinearCrossEntropyStats* stats);
 

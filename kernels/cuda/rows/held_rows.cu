@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// log2(e 2^power) of an e above 0: powers of two meet as integers, so that the choice of `power` changes nothing.
+// log2(e 2^power) of an e above 0: powers of two meet as integers, so that the choice of `power` changes
+// nothing.
 __device__ inline float LogOf(float e, int32_t power) {
   constexpr int32_t kMantissa = 0x7FFFFF;
   const int32_t bits = __float_as_int(e);

@@ -143,6 +143,15 @@ kernels::TokenLists KeptTokensOf(const Chunk& chunk) {
           reinterpret_cast<const int32_t*>(chunk.kept_tokens.data())};
 }
 
+int64_t LongestList(const Chunk& chunk) {
+  int64_t longest = 0;
+  if (!chunk.has_kept_tokens) return longest;
+  const int64_t* offsets = KeptTokensOf(chunk).offsets;
+  for (int64_t row = 0; row < chunk.tokens; ++row)
+    longest = std::max(longest, offsets[row + 1] - offsets[row]);
+  return longest;
+}
+
 int64_t KeptTokensClass(const Chunk& chunk) {
   if (!chunk.has_kept_tokens) return 0;
   const int64_t ids = SizeOf(chunk.kept_tokens) / kIdBytes;

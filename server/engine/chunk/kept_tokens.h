@@ -19,6 +19,9 @@ absl::Status ValidateKeptTokens(const Chunk& chunk, const HeadConfig& head);
 // Those of a chunk that was checked; none if it has none.
 kernels::TokenLists KeptTokensOf(const Chunk& chunk);
 
+// Tokens of the longest list of a chunk that was checked; 0 without lists.
+int64_t LongestList(const Chunk& chunk);
+
 // The least power of two that is no less than the chunk's tokens of a row on average; 0 without lists. Chunks
 // of one number have lists of like sizes.
 int64_t KeptTokensClass(const Chunk& chunk);

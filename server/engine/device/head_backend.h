@@ -196,6 +196,8 @@ class HeadBackend {
   // Upper bound on rows per logits job, so that other work is not delayed for long. At least 1.
   virtual int64_t RowsOfLogits() const { return 256; }
 
+  // Whether the workspace has room for a row with a list of so many tokens. Any thread's.
+  virtual bool HasRoomForList(int64_t /*tokens*/) const { return true; }
   // Whether batches of a kind that holds are any different. Any thread's.
   virtual bool Holds() const { return false; }
 

@@ -231,6 +231,7 @@ class FakeBackend : public HeadBackend {
     return absl::OkStatus();
   }
   int64_t RowsOfLogits() const override { return options_.rows_of_logits; }
+  bool HasRoomForList(int64_t tokens) const override { return tokens <= options_.longest_list; }
   int64_t RowsPerBatch(const BatchKey& /*kind*/) const override { return options_.rows_per_batch; }
   void StartBatch(const BatchKey& kind, std::span<const ChunkRows> chunks,
                   BatchCallbacks callbacks) override {

@@ -84,6 +84,7 @@ struct FakeOptions {
   bool room_for_teachers = true;
   int64_t rows_of_logits = 1000;
   bool fixed_segments = false;
+  int64_t longest_list = 1 << 20;
   GroupReport group = {};  // without ranks: it is no group
 };
 

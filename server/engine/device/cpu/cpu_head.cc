@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/collectives/communicator.h"
+#include "kernels/cpu/gathered/kept_tokens.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/logits.h"
 #include "server/engine/chunk/chunk_options.h"
@@ -103,6 +104,10 @@ absl::Status CpuBackend::Logits(const LogitRows& rows) {
   params.workspace_bytes = workspace_->size();
   const kernels::Status status = kernels::CpuLogits(params);
   return status == kernels::Status::kOk ? absl::OkStatus() : KernelError("computing logits", status);
+}
+
+bool CpuBackend::HasRoomForList(int64_t tokens) const {
+  return kernels::cpu::KeptWorkspaceBytes(tokens, config_.hidden_size) <= workspace_->size();
 }
 
 absl::Status CpuBackend::PrepareTeacher(const HeadBackend& backend) {

@@ -56,6 +56,7 @@ class CpuBackend : public HeadBackend {
   absl::Status BlendWeights(const HeadBackend& source, double decay) override;
   absl::Status CopyOptimizer(const HeadBackend& source) override;
   absl::Status Logits(const LogitRows& rows) override;
+  bool HasRoomForList(int64_t tokens) const override;
   absl::Status PrepareTeacher(const HeadBackend& backend) override;
   // Chunks are not gathered: the products gain little by it, and with one client the order of dW's sums stays
   // that of its sequences.

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/kept_step.h"
 #include "server/engine/chunk/chunk_options.h"
 #include "server/engine/device/cuda/cuda_status.h"
 
@@ -63,6 +64,10 @@ int64_t CudaBackend::RowsPerBatch(const BatchKey& kind) const {
     rows = std::min(rows, capacity.dx_bytes / (config_.hidden_size * SizeOf(kind.dx_type)));
   }
   return std::max<int64_t>(rows, 1);
+}
+
+bool CudaBackend::HasRoomForList(int64_t tokens) const {
+  return kernels::cuda::KeptStep::WorkspaceBytes(shape_, 1, tokens) <= device_->workspace_bytes;
 }
 
 TeacherHead CudaBackend::AsTeacher() const {

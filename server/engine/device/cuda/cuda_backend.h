@@ -110,6 +110,7 @@ class CudaBackend : public HeadBackend {
   absl::Status RestoreState() override;
   absl::Status WriteGradient(Gradient* gradient, int64_t first_row, int64_t rows, const float* dw,
                              const float* bias) override;
+  bool HasRoomForList(int64_t tokens) const override;
   bool Holds() const override { return holds_.has_value(); }
   MemoryPlan MemoryReport() const override;
   // What a head takes, as MemoryReport says it: what is made of its class weights and of its bias is among

@@ -59,6 +59,20 @@ TEST(KeptTokens, AGroupOfDevicesRefusesThem) {
   EXPECT_EQ(listener->AwaitAnswers(2)[1].disposition, Disposition::kAccumulated);
 }
 
+TEST(KeptTokens, AListThatTheWorkspaceHasNoRoomForIsRejectedAlone) {
+  EngineFixture fixture({}, {.longest_list = 1});
+  const auto listener = std::make_shared<RecordingListener>();
+  const LaneAttachment lane = fixture.Attach(fixture.Open("c"), listener);
+  fixture.Submit(lane, WithList(1, 2));
+  const ChunkAnswer answer = listener->AwaitAnswers(1)[0];
+  EXPECT_EQ(answer.error.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FieldOf(answer.error), "token_inputs.kept_tokens");
+  EXPECT_THAT(answer.error.message(), HasSubstr("a list of 2 tokens"));
+  EXPECT_THAT(answer.error.message(), HasSubstr("raise --workspace_bytes"));
+  fixture.Submit(lane, WithList(2, 1));
+  EXPECT_EQ(listener->AwaitAnswers(2)[1].disposition, Disposition::kAccumulated);
+}
+
 TEST(KeptTokens, AFrozenHeadTakesThem) {
   HeadConfig frozen;
   frozen.weight_gradients = WeightGradients::kFrozen;
