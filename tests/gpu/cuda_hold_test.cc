@@ -72,7 +72,8 @@ constexpr Case kCases[] = {
      }},
     {"rows out of an estimate's range",
      [](Problem& problem) {
-       for (int64_t row = 0; row < problem.shape.tokens; row += 4) {
+       const int64_t rows = std::min(problem.shape.tokens, problem.shape.hidden);  // each takes a column
+       for (int64_t row = 0; row < rows; row += 4) {
          SetLogit(problem, row, problem.shape.vocab - 1, 150.0f);
        }
      }},

@@ -198,8 +198,8 @@ class Session:
             twice; an ignored token's may be empty. Not with label_smoothing, a distillation or top_k
             (InvalidArgumentError), nor where heads lie over several devices (UnimplementedError).
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
-        hold: a number of both phases of one batch, by which the head's held_bytes keep what mode="loss" has computed for
-            mode="gradients" of the same tokens (docs/losses.md); 0: nothing is kept.
+        hold: a number of both phases of one batch, by which the head's held_bytes keep what mode="loss" has computed
+            for mode="gradients" of the same tokens (docs/losses.md); 0: nothing is kept.
         returns: of each token: "log_sum_exp", "z_losses", "log_probabilities", "entropies", "predictions",
             "target_ranks", "divergences" (with a distillation), "top_k" with top_k of 1 to 64.
         out: arrays of the caller to write to, by the names of BatchResult; dense, fp32 or int32.

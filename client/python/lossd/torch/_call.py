@@ -17,7 +17,6 @@ from lossd.torch._options import LossOptions
 from lossd.torch._passes import Tokens, Values, class_weights_count, forward_pass
 from lossd.torch._tokens import class_weight_sum
 
-
 # Numbers of batches between their two passes. Another process that goes on with this one's session has others.
 _holds = itertools.count(1 + secrets.randbits(48))
 
