@@ -43,6 +43,8 @@ absl::Status Read(const json& entry, const char* key, std::string* text) {
 }
 
 absl::Status Read(const json& entry, const char* key, int64_t* size) {
+  // The sizes of a matrix must be said; this one may be left out.
+  if (!entry.contains(key) && absl::string_view(key) == "held_bytes") return absl::OkStatus();
   if (!entry.at(key).is_number_integer()) return Invalid(entry, key, "an integer");
   *size = entry.at(key).get<int64_t>();
   return absl::OkStatus();

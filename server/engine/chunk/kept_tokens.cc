@@ -147,8 +147,9 @@ int64_t LongestList(const Chunk& chunk) {
   int64_t longest = 0;
   if (!chunk.has_kept_tokens) return longest;
   const int64_t* offsets = KeptTokensOf(chunk).offsets;
-  for (int64_t row = 0; row < chunk.tokens; ++row)
+  for (int64_t row = 0; row < chunk.tokens; ++row) {
     longest = std::max(longest, offsets[row + 1] - offsets[row]);
+  }
   return longest;
 }
 

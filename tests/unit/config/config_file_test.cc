@@ -34,11 +34,14 @@ TEST(ConfigFileTest, HasFlagsAndHeads) {
   std::vector<std::string> flags;
   const auto heads = Parsed(
       R"({"listen": "127.0.0.1:0", "max_heads": 3, "restore": true, "heads": [
-          {"name": "lm", "vocab_size": 32, "hidden_size": 8, "optimizer": {"kind": "adamw"}}]})",
+          {"name": "lm", "vocab_size": 32, "hidden_size": 8, "optimizer": {"kind": "adamw"}},
+          {"name": "held", "vocab_size": 32, "hidden_size": 8, "held_bytes": 4096}]})",
       &flags);
   ASSERT_TRUE(heads.ok()) << heads.status();
   EXPECT_THAT(flags, ElementsAre("listen=\"127.0.0.1:0\"", "max_heads=3", "restore=true"));
-  ASSERT_EQ(heads->size(), 1U);
+  ASSERT_EQ(heads->size(), 2U);
+  EXPECT_EQ(heads->front().config.held_bytes, 0);
+  EXPECT_EQ(heads->back().config.held_bytes, 4096);
   EXPECT_EQ(heads->front().config.name, "lm");
   EXPECT_EQ(heads->front().config.optimizer.weight_decay, 0.01);
 }
