@@ -66,7 +66,7 @@ void Keep(v1::Chunk& chunk, const std::function<void(Offsets&, Ids&)>& spoil) {
 void Keep(v1::Chunk& chunk) {
   Keep(chunk, [](Offsets&, Ids&) {});
 }
-Case Lists(std::string name, RejectReason reason, std::string field, std::vector<std::string> message,
+Case Lists(std::string name, RejectReason reason, const std::string& field, std::vector<std::string> message,
            const std::function<void(Offsets&, Ids&)>& spoil) {
   return Content(std::move(name), reason, "token_inputs.kept_tokens" + field, std::move(message),
                  [spoil](v1::Chunk& chunk) { Keep(chunk, spoil); });

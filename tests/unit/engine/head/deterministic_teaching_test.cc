@@ -227,7 +227,7 @@ TEST_F(DeterministicTeachingTest, RowsAreAddedWithTheTeachersWeightsTheyWereAnsw
 }
 
 TEST_F(DeterministicTeachingTest, AHeadThatTeachesItselfIsAddedWithTheWeightsItWasAnsweredWith) {
-  const auto run = [this](const LaneAttachment& lane, std::vector<int64_t> cuts) {
+  const auto run = [this](const LaneAttachment& lane, const std::vector<int64_t>& cuts) {
     uint64_t sequence = 1;
     Submit(lane, Taught(sequence++, 0, 10, "h"));
     engine_->WaitIdle();

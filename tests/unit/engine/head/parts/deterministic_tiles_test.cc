@@ -67,7 +67,9 @@ constexpr int64_t kTeacherHidden = 2;
 Chunk Taught(int64_t place, int64_t tokens, int64_t width = kTeacherHidden) {
   Chunk chunk = MakeChunk(place, tokens);
   std::string rows;
-  for (int64_t i = 0; i < tokens * width; ++i) Append(&rows, 1000 * static_cast<float>(place + i / width));
+  for (int64_t token = place; token < place + tokens; ++token) {
+    for (int64_t i = 0; i < width; ++i) Append(&rows, 1000 * static_cast<float>(token));
+  }
   chunk.teacher_hidden = Payload::Of(std::move(rows));
   return chunk;
 }
