@@ -20,6 +20,7 @@ OTHERS = {
     "--logit_scale": (["2"], [], 0),
     "--softcap": (["30"], [], 0),
     "--fixed-segments": ([], [], 0),
+    "--held-bytes": (["1MiB"], [], 0),  # a CPU holds nothing
     "--weight-decay": (["0.1"], ADAMW, 0),
     "--dampening": (["0.1"], SGD, 0),
     "--nesterov": ([], SGD, 0),
