@@ -39,6 +39,17 @@ std::vector<std::vector<kernels::RowSpan>> SlicesOf(const HeadConfig& config, co
   return slices;
 }
 
+// The most tokens of a list that the workspace has room for.
+int64_t LongestListOf(const HeadBackend& backend) {
+  int64_t fits = 0;
+  int64_t too_many = kMostKeptTokens + 1;
+  while (too_many - fits > 1) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (backend.HasRoomForList(middle) ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
 }  // namespace
 
 Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadBackend> backend,
@@ -62,7 +73,9 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
       window_(gradients_.has_second() ? Gradients::kTwo : Gradients::kOne),
       weights_(config_.name),
       logits_(config_.name, kLargestLogitsCalls * MostLogitsBytes(environment_.limits)),
-      logits_rows_(backend_->RowsOfLogits()) {
+      logits_rows_(backend_->RowsOfLogits()),
+      holds_(backend_->Holds()),
+      longest_list_(LongestListOf(*backend_)) {
   if (environment_.is_filled) {
     lifecycle_.BeginFill(absl::UnavailableError(
         absl::StrCat("head ", config_.name, " is being filled by the other replicas; try again")));

@@ -725,6 +725,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   Mutex begin_write_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one staging buffer is made at a time
   Mutex widen_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);        // tiles get room for one teacher at a time
   const int64_t logits_rows_;                             // of a job
+  // What the backend can do, which may be gone while a chunk is looked at.
+  const bool holds_;
+  const int64_t longest_list_;
 };
 
 }  // namespace lossd::engine

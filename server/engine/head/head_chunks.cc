@@ -168,14 +168,14 @@ absl::Status Head::CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) co
                      absl::StrCat(kKeptTokensField, " is set, but head ", config_.name,
                                   " lies over several devices; use a server of one device"));
   }
-  if (const int64_t longest = status.ok() ? LongestList(chunk) : 0; !backend_->HasRoomForList(longest)) {
+  if (const int64_t longest = status.ok() ? LongestList(chunk) : 0; longest > longest_list_) {
     return Invalid(
         RejectReason::kChunkTooLarge, kKeptTokensField,
         absl::StrCat(kKeptTokensField, " has a list of ", longest,
                      " tokens, which the server's workspace has no room for; raise --workspace_bytes"));
   }
   // Chunks are not to go apart for what the device cannot do.
-  if (!backend_->Holds() || chunk.has_kept_tokens) chunk.hold = {};
+  if (!holds_ || chunk.has_kept_tokens) chunk.hold = {};
   return status;
 }
 
