@@ -149,6 +149,10 @@ absl::Status Connection::Pause(std::chrono::milliseconds delay) {
   const std::shared_ptr<ServerChannel> server = servers_->current();
   grpc::Channel& channel = server->channel();
   const auto end = Clock::now() + delay;
+  // How long to wait is decided by callers: a pause of gRPC's own may be longer than they go on trying.
+  if (channel.GetState(false) == GRPC_CHANNEL_TRANSIENT_FAILURE) {
+    grpc::experimental::ChannelResetConnectionBackoff(&channel);
+  }
   while (Clock::now() < end) {
     const auto until = std::min(end, Clock::now() + kWaitSlice);
     const auto wait = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
