@@ -291,7 +291,7 @@ void OnDevice::CreateDeviceFor(const DeviceUnderTest& which, DataType type) {
 std::vector<DeviceAndType> DevicesAndTypes() {
   std::vector<DeviceAndType> all;
   for (const DeviceUnderTest& device : DevicesUnderTest()) {
-    for (const DataType type : kTypes) all.push_back({device, type});
+    for (const DataType type : device.types) all.push_back({device, type});
   }
   return all;
 }

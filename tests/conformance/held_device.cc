@@ -178,6 +178,7 @@ class HeldDevice : public Device {
   bool HasFixedSegments(const HeadConfig& config) const override {
     return sharded_->HasFixedSegments(config);
   }
+  bool TakesTokenLists() const override { return sharded_->TakesTokenLists(); }
   MemoryPlan SharedMemory() const override { return sharded_->SharedMemory(); }
   int64_t MostBatches() const override { return sharded_->MostBatches(); }
   int64_t BatchesUnderWay() const override { return sharded_->BatchesUnderWay(); }
