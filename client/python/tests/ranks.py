@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -47,6 +48,15 @@ class Ranks:
             process.join()
 
 
+def _forget_groups(kept: set[Any]) -> None:
+    """Each group has a thread that wakes up a hundred times a second: those of hundreds of tests are half a processor."""
+    import torch.distributed as dist
+
+    gc.collect()
+    for group in set(dist.distributed_c10d._world.pg_map) - kept:
+        dist.destroy_process_group(group)
+
+
 def _serve(pipe: Connection, rank: int, size: int, store: str) -> None:
     import torch.distributed as dist
 
@@ -55,11 +65,13 @@ def _serve(pipe: Connection, rank: int, size: int, store: str) -> None:
     limit = datetime.timedelta(minutes=2)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
     groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
+    own = set(dist.distributed_c10d._world.pg_map)
     while True:
         try:
             work, count, arguments = pipe.recv()
         except EOFError:
             break
+        _forget_groups(own)  # only now: all ranks have ended what came before
         try:
             pipe.send((work(rank, groups[count], *arguments), ""))
         except Exception:
