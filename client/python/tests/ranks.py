@@ -49,7 +49,7 @@ class Ranks:
 
 
 def _forget_groups(kept: set[Any]) -> None:
-    """Each group has a thread that wakes up a hundred times a second: those of hundreds of tests are half a processor."""
+    """Each group has a thread that wakes up a hundred times a second: those of hundreds of tests take a processor."""
     import torch.distributed as dist
 
     gc.collect()

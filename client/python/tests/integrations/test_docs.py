@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_trl
 import torch
 import torch.distributed as dist
 import transformers
 import trl
+import trl_trainers
 from models import VOCABULARY, build
 from test_trainer import Rows
 
@@ -45,11 +45,11 @@ def names(server: lossd.Server, tmp_path: Path) -> dict[str, Any]:
             output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, max_steps=2,
             per_device_train_batch_size=2, gradient_accumulation_steps=2, save_steps=1,
         ),
-        "sft": trl.SFTConfig(**test_trl.options(tmp_path, max_steps=1, optim="adamw_torch")),
-        "dpo": trl.DPOConfig(**test_trl.options(tmp_path, max_steps=1, optim="adamw_torch")),
-        "prompts": test_trl.rows("prompt", "completion"),
-        "pairs": test_trl.rows("prompt", "chosen", "rejected"),
-        "tokenizer": test_trl.words_tokenizer(),
+        "sft": trl.SFTConfig(**trl_trainers.options(tmp_path, max_steps=1, optim="adamw_torch")),
+        "dpo": trl.DPOConfig(**trl_trainers.options(tmp_path, max_steps=1, optim="adamw_torch")),
+        "prompts": trl_trainers.rows("prompt", "completion"),
+        "pairs": trl_trainers.rows("prompt", "chosen", "rejected"),
+        "tokenizer": trl_trainers.words_tokenizer(),
         "target": server.target,
     }  # fmt: skip
 

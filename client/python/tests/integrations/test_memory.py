@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import memory_trainer
+import memory_trl
 import pytest
 from forked import in_processes
 from memory_trainer import HIDDEN, LOGITS_BYTES, TOKENS, WEIGHT_BYTES
@@ -40,3 +41,21 @@ def test_they_do_the_same(outcomes: dict[str, dict]) -> None:
     assert local[-1] < local[0]
     for kind in ("declared", "undeclared"):
         assert outcomes[kind]["losses"] == pytest.approx(local, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def trl_outcomes(server: lossd.Server, client: lossd.Client) -> dict[str, list[dict[str, int]]]:
+    (found,) = in_processes(memory_trl.train, [(server.target,)])
+    for method in memory_trl.METHODS:
+        client.delete_head(method, discard_gradient=True)
+    return found
+
+
+@pytest.mark.parametrize("method", memory_trl.METHODS)
+def test_trls_trainers_of_remote_heads_have_no_logits(
+    trl_outcomes: dict[str, list[dict[str, int]]], method: str
+) -> None:
+    remote, local = trl_outcomes[method]
+    logits = memory_trl.logits_bytes(method)
+    assert local["largest_tensor"] >= logits > 2 * remote["largest_tensor"]
+    assert local["growth"] > 2 * logits > logits > remote["growth"]

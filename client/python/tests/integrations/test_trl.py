@@ -9,93 +9,24 @@ from typing import Any
 
 import peft
 import pytest
-import tokenizers
 import torch
 import transformers
 import trl
-from datasets import Dataset
 from models import VOCABULARY, batch, build, twin
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from trl_trainers import STEPS, dpo, grpo, options, rloo, rows, sft, words_tokenizer
 
 import lossd
 from lossd.transformers import RemoteHeadTrainerMixin, patch, unpatch
 
-STEPS = 3
 # Trainer's own numbers of a run, those of time, and one of which rounding decides where rewards are 0.
 NOT_COMPARED = {"epoch", "step", "step_time", "learning_rate", "rewards/accuracies"}
-
-
-def words_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """A word for each token."""
-    words = tokenizers.models.WordLevel({f"w{token}": token for token in range(VOCABULARY)}, unk_token="w3")
-    tokenizer = tokenizers.Tokenizer(words)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="w0", bos_token="w1", eos_token="w2", unk_token="w3"
-    )
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
     return words_tokenizer()
-
-
-def words(seed: int, count: int) -> str:
-    return "".join(f" w{4 + (7 * seed + 5 * place * place) % (VOCABULARY - 4)}" for place in range(count))
-
-
-def rows(*columns: str) -> Dataset:
-    """Texts of different lengths."""
-    return Dataset.from_dict(
-        {column: [words(row + 20 * index, 3 + (row + index) % 4) for row in range(16)] for index, column in
-         enumerate(columns)}
-    )  # fmt: skip
-
-
-def reward(completions: list[str], **_: Any) -> list[float]:
-    """That is not the same for different completions."""
-    return [float(sum(map(ord, text)) % 23) for text in completions]
-
-
-def options(folder: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1,
-        "max_steps": STEPS, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "optim": "sgd",
-        "learning_rate": 0.05, "max_grad_norm": 1.0, "seed": 4, "save_strategy": "no", "bf16": False, **more,
-    }  # fmt: skip
-
-
-def sft(model: Any, tokenizer: Any, folder: Path, kind: type = trl.SFTTrainer, **more: Any) -> transformers.Trainer:
-    special = {key: more.pop(key) for key in ("peft_config", "eval_dataset", "compute_metrics") if key in more}
-    return kind(
-        model=model, args=trl.SFTConfig(**options(folder, **more)), train_dataset=rows("prompt", "completion"),
-        processing_class=tokenizer, **special,
-    )  # fmt: skip
-
-
-def dpo(model: Any, tokenizer: Any, folder: Path, **more: Any) -> transformers.Trainer:
-    special = {key: more.pop(key) for key in ("peft_config", "ref_model") if key in more}
-    return trl.DPOTrainer(
-        model=model, args=trl.DPOConfig(**options(folder, **more)), processing_class=tokenizer,
-        train_dataset=rows("prompt", "chosen", "rejected"), **special,
-    )  # fmt: skip
-
-
-def grpo(model: Any, tokenizer: Any, folder: Path, **more: Any) -> transformers.Trainer:
-    settings = {"num_generations": 4, "max_completion_length": 5, "temperature": 0.7, **more}
-    return trl.GRPOTrainer(
-        model=model, args=trl.GRPOConfig(**options(folder, **settings)), reward_funcs=reward,
-        train_dataset=rows("prompt"), processing_class=tokenizer,
-    )  # fmt: skip
-
-
-def rloo(model: Any, tokenizer: Any, folder: Path, **more: Any) -> transformers.Trainer:
-    settings = options(folder, num_generations=4, max_completion_length=5, **{"beta": 0.0, **more})
-    return trl.RLOOTrainer(
-        model=model, args=trl.RLOOConfig(**settings), reward_funcs=reward, train_dataset=rows("prompt"),
-        processing_class=tokenizer,
-    )  # fmt: skip
 
 
 def log_of(trainer: transformers.Trainer) -> list[dict[str, float]]:
