@@ -218,6 +218,22 @@ ReplicaServers::ReplicaServers(const SetSize& size, const HeadConfig& config, En
   if (by_calls) Connect();
 }
 
+// A call that a server's device thread has answered may hold the head of another server a little longer: no
+// server is to go before each of these threads has gone on to its next task.
+ReplicaServers::~ReplicaServers() {
+  for (const std::unique_ptr<ReplicaServer>& server : servers_) {
+    if (server == nullptr) continue;
+    const absl::StatusOr<std::shared_ptr<Head>> head = server->engine().FindHead("h");
+    if (!head.ok()) continue;
+    const auto row = std::make_shared<std::vector<float>>((*head)->config().hidden_size);
+    const auto [done, read] = Awaited<uint64_t>();
+    (*head)->ReadWeights(0, 1, kernels::DataType::kFloat32, {row->data()},
+                         [row, done = done](const absl::StatusOr<uint64_t>& version) { done(version); });
+    // Some tests leave a device that does nothing any more.
+    (void)read.wait_for(std::chrono::seconds(10));
+  }
+}
+
 void ReplicaServers::Connect() {
   connected_.resize(servers_.size());
   kernels::testing::MeetOnThreads(

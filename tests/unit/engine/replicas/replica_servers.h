@@ -91,6 +91,9 @@ class ReplicaServers {
   ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together = nullptr,
                  FindPart find_part = nullptr)
       : ReplicaServers(SetSize{replicas}, config, std::move(end_together), std::move(find_part)) {}
+  ~ReplicaServers();
+  ReplicaServers(const ReplicaServers&) = delete;
+  ReplicaServers& operator=(const ReplicaServers&) = delete;
   // In fp32.
   static HeadConfig AdamWHead();
   // With neither an optimizer nor, by itself, anything else.
