@@ -156,6 +156,13 @@ BATCHES = Row(
             "cps",
             width=8,
         ),
+        heatmap(
+            "Lists of tokens",
+            "Ids in the list of each valid token whose softmax is over a list",
+            rate("lossd_kept_tokens_bucket", "le"),
+            "short",
+            width=24,
+        ),
     ],
 )
 

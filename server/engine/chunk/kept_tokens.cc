@@ -153,6 +153,18 @@ int64_t LongestList(const Chunk& chunk) {
   return longest;
 }
 
+std::vector<double> ListSizes(const Chunk& chunk) {
+  std::vector<double> sizes;
+  if (!chunk.has_kept_tokens) return sizes;
+  const kernels::TokenLists lists = KeptTokensOf(chunk);
+  const auto* labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
+  sizes.reserve(static_cast<size_t>(chunk.tokens));
+  for (int64_t row = 0; row < chunk.tokens; ++row) {
+    if (labels[row] != chunk.ignore_index) sizes.push_back(static_cast<double>(lists.size(row)));
+  }
+  return sizes;
+}
+
 int64_t KeptTokensClass(const Chunk& chunk) {
   if (!chunk.has_kept_tokens) return 0;
   const int64_t ids = SizeOf(chunk.kept_tokens) / kIdBytes;

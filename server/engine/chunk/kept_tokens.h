@@ -2,6 +2,8 @@
 #ifndef LOSSD_SERVER_ENGINE_CHUNK_KEPT_TOKENS_H_
 #define LOSSD_SERVER_ENGINE_CHUNK_KEPT_TOKENS_H_
 
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "kernels/linear_cross_entropy.h"
@@ -21,6 +23,10 @@ kernels::TokenLists KeptTokensOf(const Chunk& chunk);
 
 // Tokens of the longest list of a chunk that was checked; 0 without lists.
 int64_t LongestList(const Chunk& chunk);
+
+// Tokens of the list of each of the tokens of a chunk that was checked that are not ignored; none without
+// lists.
+std::vector<double> ListSizes(const Chunk& chunk);
 
 // The least power of two that is no less than the chunk's tokens of a row on average; 0 without lists. Chunks
 // of one number have lists of like sizes.

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <span>
 
 #include "server/engine/common/errors.h"
 
@@ -44,10 +45,20 @@ class Histogram {
   // Negative ones count as 0: durations may be differences of a clock that was set back.
   void Observe(double value) {
     value = std::max(0.0, value);
-    size_t bucket = 0;
-    while (bucket < kBounds.size() && value > kBounds[bucket]) ++bucket;
-    buckets_[bucket].fetch_add(1, std::memory_order_relaxed);
+    buckets_[BucketOf(value)].fetch_add(1, std::memory_order_relaxed);
     sum_.fetch_add(value, std::memory_order_relaxed);
+  }
+  // Many at once, for what would otherwise be a write of shared memory for each of them.
+  void ObserveAll(std::span<const double> values) {
+    typename HistogramReading<kUpperBounds>::Buckets counts{};
+    double sum = 0;
+    for (double value : values) {
+      value = std::max(0.0, value);
+      ++counts[BucketOf(value)];
+      sum += value;
+    }
+    for (size_t i = 0; i < counts.size(); ++i) buckets_[i].fetch_add(counts[i], std::memory_order_relaxed);
+    sum_.fetch_add(sum, std::memory_order_relaxed);
   }
   // Observations in bucket i alone; i == kBounds.size() holds those above every bound.
   uint64_t bucket(size_t i) const { return buckets_[i].load(std::memory_order_relaxed); }
@@ -59,6 +70,10 @@ class Histogram {
   }
 
  private:
+  static size_t BucketOf(double value) {
+    return static_cast<size_t>(std::lower_bound(kBounds.begin(), kBounds.end(), value) - kBounds.begin());
+  }
+
   std::array<Counter, kBounds.size() + 1> buckets_{};
   std::atomic<double> sum_{0};
 };
@@ -153,6 +168,7 @@ struct Counters {
   // Sizes of the batches that were started.
   SizeHistogram batch_chunks;
   SizeHistogram batch_rows;
+  SizeHistogram kept_tokens;  // in the list of each of tokens_valid that has one
 
   DurationHistogram read_seconds;             // read until accepted
   DurationHistogram queue_seconds;            // accepted until started

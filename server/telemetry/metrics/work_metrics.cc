@@ -30,6 +30,8 @@ constexpr Metric kBatchChunks{"lossd_batch_chunks",
                               "Chunks gathered into each batch that was started on the device.", kHistogram};
 constexpr Metric kBatchRows{"lossd_batch_rows", "Tokens of each batch that was started on the device.",
                             kHistogram};
+constexpr Metric kKeptTokens{
+    "lossd_kept_tokens", "Tokens in the list of each valid token whose softmax is over a list.", kHistogram};
 constexpr Metric kChunkSeconds{
     "lossd_chunk_seconds",
     "Time of chunks by stage: read (until accepted), queue (accepted until started), forward (until loss and "
@@ -75,6 +77,7 @@ void CollectWork(const engine::Engine& engine, Exposition& out) {
   out.Add({"gradient"}, counters.non_finite_gradients);
   out.Only(kBatchChunks, counters.batch_chunks);
   out.Only(kBatchRows, counters.batch_rows);
+  out.Only(kKeptTokens, counters.kept_tokens);
   out.Begin(kChunkSeconds);
   out.Add({"read"}, counters.read_seconds);
   out.Add({"queue"}, counters.queue_seconds);

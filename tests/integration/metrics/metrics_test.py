@@ -191,6 +191,23 @@ class Work(WhatIsDone):
         self.compute(session, chunk)
         self.assertEqual(self.scrape().since(before)["lossd_rows_skipped_total"], 3)
 
+    def test_lists_are_counted_by_their_lengths(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        lists = [[1], [2, 5, 9], [7], list(range(40))]
+        chunk = self.chunk(session, 1, [1, 2, -100, 3])
+        kept = chunk.chunk.token_inputs.kept_tokens
+        kept.offsets = np.cumsum([0] + [len(each) for each in lists]).astype(np.int64).tobytes()
+        kept.ids = np.concatenate(lists).astype(np.int32).tobytes()
+        before = self.scrape()
+        self.compute(session, chunk)
+        self.compute(session, chunk)  # a repeat
+        after = self.scrape()
+        self.assertEqual(after.since(before)["lossd_kept_tokens_count"], 3)
+        self.assertEqual(after["lossd_kept_tokens_sum"], 1 + 3 + 40)
+        up_to = [after[f'lossd_kept_tokens_bucket{{le="{bound}"}}'] for bound in (1, 2, 4, 32, 64)]
+        self.assertEqual(up_to, [1, 1, 2, 2, 3])
+
     def test_a_repeat_moves_no_loss(self):
         create_head(self.channel, "h", VOCAB, HIDDEN)
         session = open_session(self.channel, "h", "c")

@@ -254,6 +254,7 @@ void BatchRunner::CountLosses(Batch& batch, const ChunkItem& item, const ChunkAn
   parts_.head_counters->tokens += static_cast<uint64_t>(answer.valid_tokens);
   parts_.counters->rows_skipped += static_cast<uint64_t>(answer.skipped_tokens);
   parts_.head_counters->rows_skipped += static_cast<uint64_t>(answer.skipped_tokens);
+  if (item.chunk.has_kept_tokens) parts_.counters->kept_tokens.ObserveAll(ListSizes(item.chunk));
   // Weights of tokens may be anything, even negative or a gradient: a weighted loss is no loss to report.
   if (!item.chunk.token_weights.empty()) return;
   const auto finite_tokens = static_cast<uint64_t>(answer.valid_tokens - answer.non_finite_losses);
