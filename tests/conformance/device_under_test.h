@@ -25,7 +25,7 @@ struct DeviceUnderTest {
   // Ranks that it spreads heads over: it takes no vocabulary with fewer entries, and what it says of memory
   // is of one rank.
   int32_t ranks = 1;
-  // Of the heads that it is tried with.
+  // Types of the heads that it is tried with.
   std::vector<kernels::DataType> types = {kernels::DataType::kFloat32, kernels::DataType::kBFloat16,
                                           kernels::DataType::kFloat16};
   // Whether it is looked at how close its results are to fp64, which takes as long as all the rest.

@@ -20,7 +20,7 @@ METHODS = ("dpo", "grpo")
 
 
 def logits_bytes(method: str) -> int:
-    """Of the completions of a step, in fp32: the least that a local head makes of them at once."""
+    """Logits of the completions of a step, in fp32: the least that a local head makes of them at once."""
     sequences = 8 if method == "dpo" else 4
     return sequences * WORDS * VOCABULARY * 4
 
