@@ -2,7 +2,6 @@
 // close results are is judged for one number of ranks, with parts that differ in size, and only that one is
 // tried with every type: messages between ranks take most of the time, and what another number of them
 // changes does not depend on the type. Batches of other holders have the same bits (held_chunks_test.cc).
-#include <utility>
 #include <vector>
 
 #include "kernels/data_type.h"
@@ -32,7 +31,7 @@ DeviceUnderTest Held() {
 }
 
 template <int32_t ranks>
-DeviceUnderTest Ranks(const char* name, std::vector<DataType> types) {
+DeviceUnderTest Ranks(const char* name, const std::vector<DataType>& types) {
   return {.name = name,
           .create =
               [](int64_t workspace_bytes) {
@@ -41,7 +40,7 @@ DeviceUnderTest Ranks(const char* name, std::vector<DataType> types) {
           .gradient_error = &CpuGradientError,
           .bits_depend_on_workspace = [](DataType /*type*/) { return false; },
           .ranks = ranks,
-          .types = std::move(types),
+          .types = types,
           .judged_closely = ranks == 3};
 }
 
