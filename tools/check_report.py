@@ -3,6 +3,7 @@
 
 usage: tools/check_report.py suite OUT NAME SECONDS [--check TITLE SECONDS ok|failed]... [--ctest REPORT RESULTS]...
                                                   [--pytest REPORT LOG]...
+       tools/check_report.py left_out OUT NAME
        tools/check_report.py table OUT SECONDS SUITE...
 
 `suite` writes what a suite has shown to OUT. RESULTS is the folder in which each GoogleTest program that CTest started has left a
@@ -10,9 +11,11 @@ report of its own: its tests count one by one, other programs as one test. A tes
 did not run, has shown nothing and counts as failed. A report that is not there counts as one failure. LOG is what pytest printed:
 an interpreter that crashed has left the place there.
 
-`table` joins such files to OUT ({"seconds", "suites": [{"name", "seconds", "passed", "unchanged", "failed", "slowest", "failures"}]})
-and prints them as a table; a file that is not there is a suite that failed. `unchanged`: how many of those that passed did so in an
-earlier run of the same program. Exit status 1 if anything failed.
+`left_out` writes that a suite had no time left: it has neither passed nor failed.
+
+`table` joins such files to OUT ({"seconds", "suites": [{"name", "seconds", "passed", "unchanged", "failed", "left_out", "slowest",
+"failures"}]}) and prints them as a table; a file that is not there is a suite that failed. `unchanged`: how many of those that passed
+did so in an earlier run of the same program. Exit status 1 if anything failed.
 """
 import argparse
 import itertools
@@ -116,16 +119,24 @@ def suite(arguments):
     if not cases:
         failures = [["the suite", "nothing was run"]]
     slowest = sorted(((seconds, name) for name, seconds, _ in cases), reverse=True)[:SLOWEST]
-    content = {
-        "name": arguments.name,
-        "seconds": arguments.seconds,
-        "passed": len(cases) - (len(failures) if cases else 0),
-        "unchanged": unchanged,
-        "failed": len(failures),
-        "slowest": [[name, round(seconds, 3)] for seconds, name in slowest],
-        "failures": failures,
-    }
+    content = result(arguments.name, arguments.seconds)
+    content.update(
+        passed=len(cases) - (len(failures) if cases else 0),
+        unchanged=unchanged,
+        failed=len(failures),
+        slowest=[[name, round(seconds, 3)] for seconds, name in slowest],
+        failures=failures,
+    )
     write(arguments.out, content)
+
+
+def result(name, seconds):
+    """Of a suite of which nothing is known yet."""
+    return {"name": name, "seconds": seconds, "passed": 0, "unchanged": 0, "failed": 0, "left_out": False, "slowest": [], "failures": []}
+
+
+def left_out(arguments):
+    write(arguments.out, {**result(arguments.name, 0), "left_out": True})
 
 
 def shown(path):
@@ -135,21 +146,23 @@ def shown(path):
             return json.load(file)
     except (OSError, ValueError) as error:
         name = os.path.basename(path).removeprefix("check-").removesuffix(".json")
-        return {"name": name, "seconds": 0, "passed": 0, "unchanged": 0, "failed": 1, "slowest": [],
-                "failures": [["the suite", f"ended without a result: {error}"]]}
+        return {**result(name, 0), "failed": 1, "failures": [["the suite", f"ended without a result: {error}"]]}
 
 
 def table(arguments):
     suites = [shown(path) for path in arguments.suites]
     write(arguments.out, {"seconds": arguments.seconds, "suites": suites}, indent=1)
-    print(f"\n{'suite':12} {'result':7} {'passed':>6} {'failed':>6} {'time':>7}  slowest test")
+    print(f"\n{'suite':12} {'result':8} {'passed':>6} {'failed':>6} {'time':>7}  slowest test")
     for each in suites:
         slowest = f"{each['slowest'][0][1]:.1f} s {each['slowest'][0][0]}" if each["slowest"] else ""
-        verdict = "FAILED" if each["failed"] else "ok"
-        print(f"{each['name']:12} {verdict:7} {each['passed']:6} {each['failed']:6} {each['seconds']:5} s  {slowest}")
+        verdict = "FAILED" if each["failed"] else "left out" if each["left_out"] else "ok"
+        print(f"{each['name']:12} {verdict:8} {each['passed']:6} {each['failed']:6} {each['seconds']:5} s  {slowest}")
     failures = [f"{each['name']}: {name}: {why}" for each in suites for name, why in each["failures"]]
     if failures:
         print("\ndid not pass:", *failures, sep="\n  ")
+    missing = [each["name"] for each in suites if each["left_out"]]
+    if missing:
+        print("\nno time was left for:", *missing)
     passed = sum(each["passed"] for each in suites)
     print(f"\n{arguments.seconds} s in all; {os.path.relpath(arguments.out)} has the slowest tests of each suite, logs are in build/logs/")
     unchanged = sum(each["unchanged"] for each in suites)
@@ -168,6 +181,10 @@ def main():
     one.add_argument("--ctest", nargs=2, action="append", default=[], metavar=("REPORT", "RESULTS"))
     one.add_argument("--pytest", action="append", default=[], nargs=2, metavar=("REPORT", "LOG"))
     one.set_defaults(run=suite)
+    none = commands.add_parser("left_out")
+    none.add_argument("out")
+    none.add_argument("name")
+    none.set_defaults(run=left_out)
     all_of_them = commands.add_parser("table")
     all_of_them.add_argument("out")
     all_of_them.add_argument("seconds", type=int)

@@ -47,7 +47,7 @@ class Report(unittest.TestCase):
 
     def test_tests_of_a_program_count_one_by_one_and_others_as_one(self):
         self.assertEqual(self.ctest(), {
-            "name": "unit", "seconds": 7, "passed": 3, "unchanged": 0, "failed": 0, "failures": [],
+            "name": "unit", "seconds": 7, "passed": 3, "unchanged": 0, "failed": 0, "left_out": False, "failures": [],
             "slowest": [["script_test", 1.0], ["unit/a_test: A.Second", 0.75], ["unit/a_test: A.Passes", 0.25]]})
 
     def test_a_test_that_failed_is_named_with_why(self):
@@ -71,6 +71,15 @@ class Report(unittest.TestCase):
             'time="2.5" status="run"/>', 'time="2.5" status="run"><system-out>unchanged since it passed\n</system-out></testcase>'))
         content = self.suite("--ctest", report, os.path.join(self.folder, "results"))
         self.assertEqual((content["passed"], content["unchanged"]), (3, 2))
+
+    def test_a_suite_that_had_no_time_is_named_and_has_not_failed(self):
+        out = os.path.join(self.folder, "check-tidy.json")
+        subprocess.run([PROGRAM, "left_out", out, "tidy"], check=True)
+        done = subprocess.run([PROGRAM, "table", os.path.join(self.folder, "check.json"), "3", out],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stdout, r"tidy +left out")
+        self.assertIn("no time was left for: tidy", done.stdout)
 
     def test_a_suite_that_left_nothing_has_failed(self):
         done = subprocess.run([PROGRAM, "table", os.path.join(self.folder, "check.json"), "3", os.path.join(self.folder, "check-unit.json")],

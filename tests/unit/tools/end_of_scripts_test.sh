@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# check.sh runs once at a time in a clone, and a signal leaves nothing of tools/fuzz.sh behind.
+# check.sh runs once at a time in a clone and ends in the time that it is given, and a signal leaves nothing of tools/fuzz.sh behind.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 scratch=$(mktemp -d)
@@ -63,6 +63,18 @@ expect "steps that were made" "$(grep -c '^==> ' "$scratch/output")" 4
 status=0
 flock --nonblock build/logs true || status=$?
 expect "status of who takes the place of a check.sh that has ended" "$status" 0
+
+# A suite that has not ended in time is left out, with what it has started; the one behind it does not begin.
+# shellcheck disable=SC2016
+program bin/cmake "echo \$\$ >'$scratch/cmake'" 'exec sleep 600'
+# shellcheck disable=SC2016
+sed -i 's/10#$1 \* 60/10#$1/' check.sh # minutes of a second
+status=0
+PATH=$scratch/clone/bin:$PATH timeout 60 ./check.sh --minutes 3 fuzz tsan >"$scratch/output" 2>&1 || status=$?
+expect "status of a check.sh whose time is over" "$status" 0
+expect "what it has left out" "$(grep '^no time was left for' "$scratch/output")" 'no time was left for: fuzz tsan'
+expect "what a suite has started" "$(left_of "$(<"$scratch/cmake")")" ''
+program bin/cmake
 
 PATH=$scratch/clone/bin:$PATH tools/fuzz.sh a >"$scratch/output" 2>&1 &
 fuzz=$!
