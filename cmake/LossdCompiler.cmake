@@ -32,7 +32,10 @@ target_compile_options(lossd_warnings INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Werror>")
 
 if(LOSSD_SANITIZER STREQUAL "address")
-  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  # Without the checks that find what AddressSanitizer finds as well, or never found anything here: with them the
+  # headers of gRPC and Abseil take a quarter longer to compile.
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize=null,vptr,object-size -fno-sanitize-recover=all
+    -fno-omit-frame-pointer)
   add_link_options(-fsanitize=address,undefined)
 elseif(LOSSD_SANITIZER STREQUAL "thread")
   add_compile_options(-fsanitize=thread -fno-omit-frame-pointer -Wno-tsan)
