@@ -194,8 +194,9 @@ void FitOpenFiles(engine::EngineOptions& options) {
 }
 
 void WarnOfLostWindows(const engine::Engine& engine) {
-  for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
-    const engine::HeadInfo info = head->Info();
+  std::vector<engine::HeadInfo> heads = engine.ParkedHeads();
+  for (const std::shared_ptr<engine::Head>& head : engine.Heads()) heads.push_back(head->Info());
+  for (const engine::HeadInfo& info : heads) {
     if (info.window_marks.empty()) continue;
     Log(LogLevel::kWarning, "a gradient window was not flushed and ends with the process",
         {{"head", info.config.name}, {"generation", info.generation}, {"tokens", info.window_tokens}});

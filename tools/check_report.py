@@ -131,7 +131,7 @@ def suite(arguments):
 
 
 def result(name, seconds):
-    """Of a suite of which nothing is known yet."""
+    """What is said of a suite of which nothing is known yet."""
     return {"name": name, "seconds": seconds, "passed": 0, "unchanged": 0, "failed": 0, "left_out": False, "slowest": [], "failures": []}
 
 

@@ -72,6 +72,15 @@ absl::StatusOr<CopiedHead> Client::CopyHead(const std::string& source, const std
   return CopiedHead{Head(std::make_shared<Head::Impl>(*std::move(context))), copy->weight_version()};
 }
 
+absl::StatusOr<HeadInfo> Client::ParkHead(const std::string& name) {
+  v1::ParkHeadRequest request;
+  request.set_name(name);
+  const auto parked =
+      impl_->connection->Call(&v1::HeadService::Stub::AsyncParkHead, request, internal::kWorkCall);
+  if (!parked.ok()) return parked.status();
+  return internal::FromProto(parked->head());
+}
+
 absl::StatusOr<Head> Client::GetHead(const std::string& name) {
   v1::GetHeadRequest request;
   request.set_name(name);

@@ -208,6 +208,18 @@ MEMORY = Row(
             "Page-locked pool", "0 on the CPU", [Query(f"lossd_pinned_pool_bytes{{{I}}}", "{{kind}}")], "bytes", width=8
         ),
         graph(
+            "Parked heads",
+            "Heads put aside in the host's memory; coming and going all the time, they have too little room on the device",
+            [
+                Query(f"lossd_parked_bytes{{{I}}}", "memory"),
+                Query(f"lossd_parking_limit_bytes{{{I}}}", "limit"),
+                Query(f"lossd_parked_heads{{{I}}}", "heads", "short"),
+                Query(rate("lossd_head_parkings_total", "direction"), "{{direction}}", "ops"),
+            ],
+            "bytes",
+            width=8,
+        ),
+        graph(
             "Regions",
             "Memory shared with clients of this host",
             [

@@ -39,6 +39,15 @@ absl::Status UnknownHead(absl::string_view name) {
 
 }  // namespace
 
+absl::Status ComingBack(absl::string_view name) {
+  constexpr absl::Duration kDelay = absl::Milliseconds(20);
+  absl::Status status =
+      MakeError(absl::StatusCode::kUnavailable, RejectReason::kConflict, "head",
+                absl::StrCat("head ", name, " was parked, and comes back once it is asked for; ask again"));
+  AttachRetryDelay(&status, kDelay);
+  return status;
+}
+
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options,
                                                        std::unique_ptr<Device> device) {
   std::unique_ptr<Engine> engine(new Engine(std::move(options), std::move(device)));
@@ -58,6 +67,8 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
       started_(absl::Now()),
       replicas_(options_.place),
       budget_(std::make_shared<MemoryBudget>(options_.memory_limit_bytes, options_.head_quota_bytes)),
+      parking_(std::make_shared<MemoryBudget>(options_.parking_bytes, 0,
+                                              "delete a head that is parked, or raise --parking_bytes")),
       device_(std::move(device)),
       regions_(options_.regions, device_.get(), budget_),
       scheduler_(device_.get(), options_.batching_window, options_.device_loop) {}
@@ -86,11 +97,11 @@ GroupReport Engine::Group() const {
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
   if (options_.create_together == nullptr) return CreateHead(config, false);
   const MutexLock together(together_mutex_);
-  const bool was_there = FindHead(config.name).ok();
+  const bool was_there = FindHere(config.name).ok();
   absl::StatusOr<std::shared_ptr<Head>> head = CreateHead(config, false);
   if (!head.ok()) return head;
   const absl::Status all = options_.create_together(config);
-  const absl::StatusOr<std::shared_ptr<Head>> now = FindHead(config.name);
+  const absl::StatusOr<std::shared_ptr<Head>> now = FindHere(config.name);
   if (all.ok() && now.ok() && *now == *head) return head;
   if (all.ok()) {
     return absl::UnavailableError(absl::StrCat("the replicas have met again while head ", config.name,
@@ -102,7 +113,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
 }
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHeadToFill(const HeadConfig& config) {
-  if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHead(config.name); existing.ok()) {
+  if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHere(config.name); existing.ok()) {
     // A try before this one has made it.
     if ((*existing)->IsBeingFilled() && (*existing)->config() == config) return existing;
     std::promise<void> released;
@@ -136,7 +147,8 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   if (absl::Status can = CheckCreated(config); !can.ok()) return can;
   // One creation at a time; the map's lock is not held while memory is taken, which may need seconds.
   const MutexLock creating(create_mutex_);
-  if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHead(config.name); existing.ok()) {
+  if (absl::Status back = BringBack(config.name); !back.ok()) return back;
+  if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHere(config.name); existing.ok()) {
     const HeadConfig& have = (*existing)->config();
     if (have == config && is_filled == (*existing)->IsBeingFilled()) return existing;
     if (have == config) return absl::UnavailableError(absl::StrCat("head ", config.name, " is being filled"));
@@ -155,8 +167,14 @@ void Engine::AddHead(const std::shared_ptr<Head>& head) {
   heads_.emplace(head->config().name, head);
 }
 
+// Those that are parked as well.
+int64_t Engine::OtherHeads(const std::string& name) const {
+  const MutexLock lock(mutex_);
+  return static_cast<int64_t>(heads_.size() + parked_.size() - heads_.count(name) - parked_.count(name));
+}
+
 absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config, bool is_filled) {
-  if (const auto count = static_cast<int64_t>(Heads().size()); count >= options_.max_heads) {
+  if (const int64_t count = OtherHeads(config.name); count >= options_.max_heads) {
     return Overload("config", absl::StrCat("there are ", count, " heads; the limit is ", options_.max_heads));
   }
   HeadShard shard = HeadShard::Whole(config.vocab_size);
@@ -179,6 +197,9 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config,
   environment.counters = &counters_;
   environment.regions = &regions_;
   environment.find_head = [this](const std::string& name) { return FindHead(name); };
+  environment.await_head = [this](const std::string& name, std::function<void()> resume) {
+    return AwaitHead(name, std::move(resume));
+  };
   environment.heads = [this] { return Heads(); };
   environment.budget = budget_;
   environment.limits = options_.chunk_limits;
@@ -202,6 +223,12 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config,
 absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard,
                                 std::function<void()> released) {
   const MutexLock deleting(checkpoint_mutex_);  // no save would make it live again, no restore fill it
+  const absl::StatusOr<bool> was_parked = DeleteParked(name, discard);
+  if (!was_parked.ok()) return was_parked.status();
+  if (*was_parked) {
+    released();
+    return absl::OkStatus();
+  }
   if (options_.delete_together != nullptr) return DeleteAtAll(name, discard, released);
   return DeleteHere(name, discard, std::move(released));
 }
@@ -209,7 +236,7 @@ absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard
 absl::Status Engine::DeleteAtAll(const std::string& name, DiscardGradient discard,
                                  const std::function<void()>& released) {
   const MutexLock together(together_mutex_);
-  const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
+  const absl::StatusOr<std::shared_ptr<Head>> head = FindHere(name);
   if (head.ok()) {
     if (absl::Status may = (*head)->BeginDeletion(discard); !may.ok()) return may;
   }
@@ -234,7 +261,7 @@ absl::Status Engine::DeleteAtAll(const std::string& name, DiscardGradient discar
 absl::Status Engine::DeleteHere(const std::string& name, DiscardGradient discard,
                                 std::function<void()> released) {
   if (options_.checkpoints == nullptr) return RemoveHead(name, discard, std::move(released));
-  const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
+  const absl::StatusOr<std::shared_ptr<Head>> head = FindHere(name);
   if (!head.ok()) return head.status();
   if (absl::Status may = (*head)->CheckDiscard(discard); !may.ok()) return may;
   // Its checkpoints stay, but no start brings it back. First: if this fails, nothing has changed.
@@ -257,6 +284,7 @@ absl::Status Engine::RemoveHead(const std::string& name, DiscardGradient discard
     if (absl::Status status = it->second->MarkDeleted(deleted, discard); !status.ok()) return status;
     head = it->second;
     heads_.erase(it);
+    awaited_.erase(name);
     for (auto session = sessions_.begin(); session != sessions_.end();) {
       if (session->second.head == head) {
         staging_reserved_ -= session->second.credit->limit();
@@ -266,15 +294,32 @@ absl::Status Engine::RemoveHead(const std::string& name, DiscardGradient discard
       }
     }
   }
-  head->Shutdown(std::move(released));
+  head->Shutdown([this, released = std::move(released)] {
+    ForgetFailures();
+    released();
+  });
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Head>> Engine::FindHead(const std::string& name) const {
+absl::StatusOr<std::shared_ptr<Head>> Engine::FindHead(const std::string& name) {
   const MutexLock lock(mutex_);
-  const auto it = heads_.find(name);
-  if (it == heads_.end()) return UnknownHead(name);
-  return it->second;
+  const auto parked = parked_.find(name);
+  if (parked == parked_.end()) {
+    awaited_.erase(name);
+    return FindHereLocked(name);
+  }
+  if (absl::Status begun = BeginReturnLocked(name, &parked->second); !begun.ok()) return begun;
+  return ComingBack(name);
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::FindHere(const std::string& name) const {
+  const MutexLock lock(mutex_);
+  return FindHereLocked(name);
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::FindHereLocked(const std::string& name) const {
+  if (const auto it = heads_.find(name); it != heads_.end()) return it->second;
+  return parked_.contains(name) ? ComingBack(name) : UnknownHead(name);
 }
 
 void Engine::OnDeviceFailure(const absl::Status& status) {
@@ -315,12 +360,13 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
     return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "lanes",
                      absl::StrCat("lanes is ", lanes, "; it must be in [1, ", options_.max_lanes, "]"));
   }
+  if (absl::Status there = FindHead(head_name).status(); !there.ok()) return there;
   if (deterministic == Deterministic::kNo) {
     return OpenSessionWith({}, nullptr, head_name, client_key, rank, lanes, deterministic);
   }
   // The memory is taken before, and without the map's lock: it may need seconds.
   const MutexLock creating(create_mutex_);
-  const absl::StatusOr<std::shared_ptr<Head>> of_memory = FindHead(head_name);
+  const absl::StatusOr<std::shared_ptr<Head>> of_memory = FindHere(head_name);
   if (!of_memory.ok()) return of_memory.status();
   absl::StatusOr<SessionMemory> memory = MemoryOf(**of_memory, client_key, rank);
   if (!memory.ok()) return memory.status();
@@ -333,9 +379,10 @@ absl::StatusOr<OpenedSession> Engine::OpenSessionWith(SessionMemory memory,
                                                       const std::string& client_key, int32_t rank,
                                                       int32_t lanes, Deterministic deterministic) {
   const MutexLock lock(mutex_);
-  const auto it = heads_.find(head_name);
-  if (it == heads_.end() || (of_memory != nullptr && it->second != of_memory)) return UnknownHead(head_name);
-  const std::shared_ptr<Head>& head = it->second;
+  const absl::StatusOr<std::shared_ptr<Head>> found = FindHereLocked(head_name);
+  if (!found.ok()) return found.status();
+  if (of_memory != nullptr && *found != of_memory) return UnknownHead(head_name);
+  const std::shared_ptr<Head>& head = *found;
   const std::string new_id =
       options_.place.shared() ? SessionIdAt(options_.place.replica, RandomId()) : RandomId();
   absl::StatusOr<Head::SessionInfo> info =

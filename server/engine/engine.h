@@ -26,6 +26,7 @@
 #include "server/engine/common/counters.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/common/retry_slots.h"
+#include "server/engine/common/worker_pool.h"
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/staging.h"
 #include "server/engine/head/head.h"
@@ -42,11 +43,13 @@ namespace lossd::engine {
 
 class CheckpointReader;
 class CheckpointStore;
+class ParkedHead;
 struct DrainRecord;
 
 struct EngineOptions {
   int64_t memory_limit_bytes = int64_t{8} << 30;  // what heads and the workspace may reserve
   int64_t head_quota_bytes = 0;                   // of that, one head with its sessions; 0: all of it
+  int64_t parking_bytes = 0;                      // of the host, for heads that are parked; 0: none can be
   ChunkLimits chunk_limits;
   int64_t lane_credit_bytes = int64_t{32} << 20;  // payload in and out that one lane may have under way
   int64_t session_credit_bytes = 0;               // that all lanes of a session may; 0: four lanes' worth
@@ -150,6 +153,9 @@ struct DrainedHeads {
   std::map<std::string, absl::Status> failed;  // by head: why it could not be saved
 };
 
+// What is said of a head that is parked, or on its way back.
+absl::Status ComingBack(absl::string_view name);
+
 class Engine {
  public:
   // RESOURCE_EXHAUSTED if the device's own memory does not fit the limit.
@@ -195,8 +201,34 @@ class Engine {
   absl::Status DeleteHead(
       const std::string& name, DiscardGradient discard, std::function<void()> released = [] {})
       ABSL_LOCKS_EXCLUDED(checkpoint_mutex_, together_mutex_);
-  absl::StatusOr<std::shared_ptr<Head>> FindHead(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Does not wait. One that is parked begins to come back, and is UNAVAILABLE until it is there, with a delay
+  // after which to ask again; RESOURCE_EXHAUSTED if it could not come a moment ago.
+  absl::StatusOr<std::shared_ptr<Head>> FindHead(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);
+  // FindHead for those who may wait until it is there.
+  absl::StatusOr<std::shared_ptr<Head>> FindHeadAndWait(const std::string& name)
+      ABSL_LOCKS_EXCLUDED(create_mutex_, mutex_);
+  // Without those that are parked.
   std::vector<std::shared_ptr<Head>> Heads() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Parked heads (engine_parking.cc)
+
+  // Frees the device of a head that nobody uses: all that it is waits in the host's memory, within
+  // options().parking_bytes, until somebody asks for it (FindHead, CreateHead, CopyHead, checkpoints). Waits
+  // for the device. Of one that is parked already it tells the same. UNIMPLEMENTED over replicas,
+  // FAILED_PRECONDITION without parking_bytes, RESOURCE_EXHAUSTED if they do not suffice; errors of
+  // Head::Park.
+  absl::StatusOr<HeadInfo> ParkHead(const std::string& name)
+      ABSL_LOCKS_EXCLUDED(checkpoint_mutex_, create_mutex_, mutex_);
+  // None if it is not parked.
+  std::optional<HeadInfo> FindParked(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<HeadInfo> ParkedHeads() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // All heads, as they were at one moment.
+  struct HeadList {
+    std::vector<std::shared_ptr<Head>> here;
+    std::map<std::string, std::shared_ptr<const ParkedHead>> parked;
+  };
+  HeadList AllHeads() const ABSL_LOCKS_EXCLUDED(mutex_);
+  const MemoryBudget& parking() const { return *parking_; }
 
   absl::StatusOr<OpenedSession> OpenSession(const std::string& head, const std::string& client_key,
                                             int32_t rank, int32_t lanes,
@@ -266,6 +298,7 @@ class Engine {
  private:
   absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config, bool is_filled);
   absl::Status CheckCreated(const HeadConfig& config) const;
+  int64_t OtherHeads(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
   // One that is not among heads_ yet.
   absl::StatusOr<std::shared_ptr<Head>> MakeHead(const HeadConfig& config, bool is_filled)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -273,6 +306,44 @@ class Engine {
   absl::StatusOr<CopiedHead> MakeCopy(Head& source, const HeadCopy& copy)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   Engine(EngineOptions options, std::unique_ptr<Device> device);
+
+  // Not one that is parked: UNAVAILABLE.
+  absl::StatusOr<std::shared_ptr<Head>> FindHere(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::shared_ptr<Head>> FindHereLocked(const std::string& name) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckParks() const;
+  absl::Status CheckNotAwaited(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
+  struct ParkedEntry {
+    std::shared_ptr<const ParkedHead> head;
+    bool coming_back = false;
+    absl::Status failure = {};  // of the last time that it was to come back
+    absl::Time failed_at = absl::InfinitePast();
+    std::vector<std::function<void()>> waiting = {};  // AwaitHead
+  };
+  // Waits for the device. Nothing of a head that is not parked.
+  absl::Status BringBack(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::shared_ptr<Head>> Revive(std::shared_ptr<const ParkedHead> parked)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Has one that is parked come back. Not ok if it could not a moment ago.
+  absl::Status BeginReturnLocked(const std::string& name, ParkedEntry* entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // HeadEnvironment::await_head.
+  bool AwaitHead(const std::string& name, std::function<void()> resume) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether there was one.
+  absl::StatusOr<bool> DeleteParked(const std::string& name, DiscardGradient discard)
+      ABSL_LOCKS_EXCLUDED(create_mutex_, mutex_);
+  void ResumeAside(std::vector<std::function<void()>> waiting);
+  absl::StatusOr<SavedCheckpoint> SaveParked(const ParkedHead& parked)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<SavedCheckpoint> SaveParkedUncounted(const ParkedHead& parked)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<SavedCheckpoint> CountSave(absl::FunctionRef<absl::StatusOr<SavedCheckpoint>()> save)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<bool> ParkDrained(CheckpointReader& reader) ABSL_LOCKS_EXCLUDED(mutex_);
+  static void ReleaseEnded(Head& head);
+  void ForgetFailures() ABSL_LOCKS_EXCLUDED(mutex_);
+  HeadList HeadsToDrain() ABSL_LOCKS_EXCLUDED(create_mutex_, mutex_);
 
   // What OpenSession does once it has found what a deterministic session needs: the memory, for the head that
   // it was taken of.
@@ -347,6 +418,7 @@ class Engine {
   std::atomic<bool> device_failed_ = false;
 
   const std::shared_ptr<MemoryBudget> budget_;
+  const std::shared_ptr<MemoryBudget> parking_;
   const std::unique_ptr<Device> device_;
   std::unique_ptr<MemoryReservation> device_reservation_;
   RegionTable regions_;
@@ -357,12 +429,16 @@ class Engine {
   Mutex create_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable Mutex mutex_;
   std::map<std::string, std::shared_ptr<Head>> heads_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, ParkedEntry> parked_ ABSL_GUARDED_BY(mutex_);
+  // Heads that have come back for somebody who has not found them since, and until when that is waited for.
+  std::map<std::string, absl::Time> awaited_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, SessionEntry> sessions_ ABSL_GUARDED_BY(mutex_);
   int64_t staging_reserved_ ABSL_GUARDED_BY(mutex_) = 0;  // credits of all sessions
   RowStreams row_streams_;
   RetrySlots retry_slots_;
 
-  BatchScheduler scheduler_;  // last: its thread stops before anything else goes
+  BatchScheduler scheduler_;  // its thread stops before what it uses goes
+  WorkerPool returns_{1};     // heads come back one at a time; they need all the rest
 };
 
 }  // namespace lossd::engine

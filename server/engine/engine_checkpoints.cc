@@ -7,6 +7,7 @@
 #include "server/engine/checkpoint/checkpoint_store.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/engine.h"
+#include "server/engine/parked_head.h"
 
 namespace lossd::engine {
 namespace {
@@ -54,7 +55,7 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, 
   if (absl::Status keeps = CheckKeepsCheckpoints(); !keeps.ok()) return keeps;
   if (absl::Status named = CheckTag(tag); !named.ok()) return named;
   const MutexLock saving(checkpoint_mutex_);  // no restore meanwhile, and the head is not deleted
-  const absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head);
+  const absl::StatusOr<std::shared_ptr<Head>> found = FindHeadAndWait(head);
   if (!found.ok()) return found.status();
   if (absl::Status same = CheckPast(**found, expected); !same.ok()) return same;
   absl::StatusOr<SavedCheckpoint> saved = Save(**found, tag, Head::SaveAs::kTagged, expected.marks);
@@ -130,8 +131,13 @@ CheckpointDisk Engine::ReadCheckpointDisk() const {
 
 absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag, Head::SaveAs as,
                                              const Marks& named) {
+  return CountSave(
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) { return SaveUncounted(head, tag, as, named); });
+}
+
+absl::StatusOr<SavedCheckpoint> Engine::CountSave(absl::FunctionRef<absl::StatusOr<SavedCheckpoint>()> save) {
   const absl::Time begun = absl::Now();
-  absl::StatusOr<SavedCheckpoint> saved = SaveUncounted(head, tag, as, named);
+  absl::StatusOr<SavedCheckpoint> saved = save();
   Count(saved.ok(), begun, &counters_.checkpoint_saves);
   if (saved.ok()) {
     counters_.checkpoint_bytes += static_cast<uint64_t>(saved->bytes_written);
@@ -199,7 +205,7 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
   const auto reader = std::make_shared<CheckpointReader>(std::move(found));
   if (absl::Status verified = reader->Verify(); !verified.ok()) return verified;
   const HeadConfig& config = reader->checkpoint().config;
-  const bool was_there = FindHead(config.name).ok();
+  const bool was_there = FindParked(config.name).has_value() || FindHere(config.name).ok();
   // A drained server goes on alone: of all others each is a process of its own, and is told of a restore.
   if (options_.place.shared()) as = Head::RestoreAs::kTagged;
   // If it is here, what is missing elsewhere is made by RestoreAll.
@@ -345,12 +351,19 @@ absl::StatusOr<std::vector<CheckpointInfo>> Engine::ListCheckpoints(const std::s
   return options_.checkpoints->List(head);
 }
 
+// Behind what is just coming back: it is in one of both places.
+Engine::HeadList Engine::HeadsToDrain() {
+  const MutexLock creating(create_mutex_);
+  return AllHeads();
+}
+
 absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
   if (absl::Status keeps = CheckKeepsCheckpoints(); !keeps.ok()) return keeps;
   const MutexLock saving(checkpoint_mutex_);
   DrainedHeads all;
-  DrainRecord record{incarnation_, {}};
-  for (const std::shared_ptr<Head>& head : Heads()) {
+  DrainRecord record{incarnation_, {}, {}};
+  const HeadList heads = HeadsToDrain();
+  for (const std::shared_ptr<Head>& head : heads.here) {
     // There is nothing in it, and what an earlier server saved of it must stay.
     if (head->weight_version() == 0) continue;
     absl::StatusOr<SavedCheckpoint> saved = Save(*head, kDrainTag, Head::SaveAs::kDrained);
@@ -360,6 +373,17 @@ absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
       continue;
     }
     record.heads.emplace(saved->info.head, saved->info.saved_at);
+    all.saved.push_back(*std::move(saved));
+  }
+  for (const auto& [name, parked] : heads.parked) {
+    if (parked->checkpoint().weight_version == 0) continue;
+    absl::StatusOr<SavedCheckpoint> saved = SaveParked(*parked);
+    record.heads.emplace(name, saved.ok() ? saved->info.saved_at : 0);
+    if (!saved.ok()) {
+      all.failed.emplace(name, saved.status());
+      continue;
+    }
+    record.parked.insert(name);
     all.saved.push_back(*std::move(saved));
   }
   MeasureCheckpoints();
@@ -372,7 +396,7 @@ absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
 // Other replicas have gone on, and have filled this one.
 bool Engine::IsAtOthers(const std::string& name) const {
   if (!options_.place.shared()) return false;
-  const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
+  const absl::StatusOr<std::shared_ptr<Head>> head = FindHere(name);
   return head.ok() && (*head)->weight_version() > 0;
 }
 
@@ -401,6 +425,15 @@ absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::op
           absl::StrCat("the drain checkpoint of head ", name,
                        " is not the one that drain.json names: remove drain.json to start from the "
                        "newest checkpoints"));
+    }
+    if (drained && drain->parked.contains(name) && !options_.place.shared()) {
+      const CheckpointInfo info = reader->info();
+      const absl::StatusOr<bool> parked = ParkDrained(*reader);
+      if (!parked.ok()) return parked.status();
+      if (*parked) {
+        all.push_back(info);
+        continue;
+      }
     }
     absl::StatusOr<CheckpointInfo> restored =
         Restore(*std::move(reader), drained ? Head::RestoreAs::kDrained : Head::RestoreAs::kTagged);

@@ -44,10 +44,13 @@ absl::StatusOr<CopiedHead> Engine::CopyHead(const HeadCopy& copy) {
                    absl::StrCat("name is ", copy.name, ", which is the source; give the copy another name"));
   }
   const MutexLock creating(create_mutex_);
-  if (absl::StatusOr<std::shared_ptr<Head>> there = FindHead(copy.name); there.ok()) {
+  for (const std::string& name : {copy.name, copy.source}) {
+    if (absl::Status back = BringBack(name); !back.ok()) return back;
+  }
+  if (absl::StatusOr<std::shared_ptr<Head>> there = FindHere(copy.name); there.ok()) {
     return FoundCopy(*std::move(there), copy);
   }
-  const absl::StatusOr<std::shared_ptr<Head>> source = FindHead(copy.source);
+  const absl::StatusOr<std::shared_ptr<Head>> source = FindHere(copy.source);
   if (!source.ok()) return source.status();
   if (absl::Status can = (*source)->CheckCopied(copy.source_version); !can.ok()) return can;
   return MakeCopy(**source, copy);
@@ -67,10 +70,8 @@ absl::StatusOr<CopiedHead> Engine::MakeCopy(Head& source, const HeadCopy& copy) 
     return CopiedHead{*std::move(head), *version};
   }
   // Its memory is free again when the caller hears of it.
-  std::promise<void> released;
   (*head)->MarkDeleted(version.status(), DiscardGradient::kYes).IgnoreError();
-  (*head)->Shutdown([&released] { released.set_value(); });
-  released.get_future().wait();
+  ReleaseEnded(**head);
   return version.status();
 }
 

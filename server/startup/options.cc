@@ -76,9 +76,14 @@ ABSL_FLAG(lossd::Bytes, workspace_bytes, lossd::Bytes{0},
 ABSL_FLAG(
     lossd::Bytes, memory_limit_bytes, lossd::Bytes{0},
     "what heads and the workspace may reserve in all; 0 takes 90 % of a GPU's free memory; on the CPU what "
-    "--staging_bytes leaves of the memory that is available at start, but for a tenth and 1 GiB at least");
+    "--staging_bytes and --parking_bytes leave of the memory that is available at start, but for a tenth and "
+    "1 GiB at least");
 ABSL_FLAG(lossd::Bytes, head_quota_bytes, lossd::Bytes{0},
           "what one head may reserve with all its sessions; 0 takes --memory_limit_bytes");
+ABSL_FLAG(
+    lossd::Bytes, parking_bytes, lossd::Bytes{0},
+    "memory of the host for heads that are put aside while nobody uses them (lossctl head park); 0: none "
+    "can be");
 ABSL_FLAG(std::string, weights_dir, "",
           "folder of safetensors files that heads may be loaded from, by LoadWeights and by \"weights\" in "
           "--config; nothing outside it is opened");
@@ -221,10 +226,12 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.session_credit_bytes = absl::GetFlag(FLAGS_session_credit_bytes).value;
   engine.staging_bytes = absl::GetFlag(FLAGS_staging_bytes).value;
   if (engine.staging_bytes == 0) {
-    engine.staging_bytes = engine::DefaultStagingBytes(engine::AvailableMemory());
+    engine.staging_bytes = engine::DefaultStagingBytes(
+        std::max<int64_t>(0, engine::AvailableMemory() - absl::GetFlag(FLAGS_parking_bytes).value));
   }
   engine.head_staging_bytes = absl::GetFlag(FLAGS_head_staging_bytes).value;
   engine.head_quota_bytes = absl::GetFlag(FLAGS_head_quota_bytes).value;
+  engine.parking_bytes = absl::GetFlag(FLAGS_parking_bytes).value;
   engine.max_streams = absl::GetFlag(FLAGS_max_streams);
   engine.max_heads = absl::GetFlag(FLAGS_max_heads);
   engine.max_sessions = absl::GetFlag(FLAGS_max_sessions);
@@ -233,12 +240,13 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.batching_window = absl::GetFlag(FLAGS_batching_window);
   engine.memory_limit_bytes = absl::GetFlag(FLAGS_memory_limit_bytes).value;
   options.device.workspace_bytes = absl::GetFlag(FLAGS_workspace_bytes).value;
-  options.device.staging_bytes = engine.staging_bytes;
+  options.device.staging_bytes = engine.staging_bytes + engine.parking_bytes;
   options.device.pinned_bytes = absl::GetFlag(FLAGS_pinned_bytes).value;
   options.device.chunk_limits = engine.chunk_limits;
   for (const auto& [flag, value, least] : std::initializer_list<std::tuple<const char*, int64_t, int64_t>>{
            {"memory_limit_bytes", engine.memory_limit_bytes, 0},
            {"head_quota_bytes", engine.head_quota_bytes, 0},
+           {"parking_bytes", engine.parking_bytes, 0},
            {"max_chunk_bytes", engine.chunk_limits.max_chunk_bytes, 4096},
            {"max_chunk_tokens", engine.chunk_limits.max_chunk_tokens, 1},
            {"lane_credit_bytes", engine.lane_credit_bytes, 4096},

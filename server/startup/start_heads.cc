@@ -12,6 +12,9 @@ absl::Status StartHeads(const std::vector<HeadEntry>& heads, const std::string& 
                         const std::function<bool()>& cancelled, engine::Engine* engine) {
   const rpc::WeightLoader loader(engine, weights_dir);
   for (const HeadEntry& entry : heads) {
+    // What a drain has left parked stays so.
+    const auto parked = engine->FindParked(entry.config.name);
+    if (parked.has_value() && parked->config == entry.config) continue;
     const auto head = engine->CreateHead(entry.config);
     if (!head.ok()) return head.status();
     if (entry.weights.empty() || (*head)->weight_version() != 0) continue;

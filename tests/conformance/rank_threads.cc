@@ -19,12 +19,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/collectives/gloo_communicator.h"
+#include "server/engine/common/worker_pool.h"
 #include "server/engine/device/cpu/cpu_backend.h"
 #include "server/engine/device/rank_status.h"
 #include "server/engine/device/sharded/sharded_device.h"
 #include "server/engine/device/sharded/sharded_rank.h"
 #include "server/engine/group/awaited_answers.h"
-#include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/group/answer_wire.h"
 #include "server/rpc/group/command_wire.h"
 #include "tests/conformance/held_device.h"
@@ -242,7 +242,7 @@ class RankThreads : public RankChannel {
     made_payloads_[static_cast<size_t>(rank)].set_value((*own)->payloads());
     Mailbox& mailbox = mailboxes_[static_cast<size_t>(rank)];
     SetExecutor(rank, own->get());
-    std::optional<rpc::WorkerPool> beside(1);
+    std::optional<WorkerPool> beside(1);
     while (std::optional<Mailbox::Letter> letter = mailbox.Next()) {
       Execute(**own, rank, *std::move(letter), *beside);
       Follow(**own, rank);
@@ -263,7 +263,7 @@ class RankThreads : public RankChannel {
     answered_.push_back(std::move(came));
   }
 
-  static void Execute(ShardedRank& own, int32_t rank, Mailbox::Letter letter, rpc::WorkerPool& beside) {
+  static void Execute(ShardedRank& own, int32_t rank, Mailbox::Letter letter, WorkerPool& beside) {
     absl::StatusOr<GroupCommand> command = rpc::ParseCommand(letter.command);
     if (!command.ok()) GiveUp(rank, command.status());
     if (IsExecutedBeside(*command)) {

@@ -260,6 +260,9 @@ LOSSD_API lossd_status* lossd_head_blend(const lossd_head* head, const char* sou
                                          uint64_t source_version, uint64_t target_version,
                                          uint64_t* weight_version);
 
+/* From version 8 on. Client::ParkHead; the HeadInfo as JSON, unless `json` is NULL. */
+LOSSD_API lossd_status* lossd_client_park_head(lossd_client* client, const char* name, char** json);
+
 /* lossd::LogitsBatch and lossd::LogitsOutputs: of each row all logits, or with top_k above 0 the largest
  * ones. A NaN stands for "the head's", as it does in lossd_batch. */
 typedef struct lossd_logits {

@@ -156,6 +156,8 @@ struct HeadInfo {
   // The id of the flush that holds the window, for AbortFlush, whoever began it; empty: none does.
   std::string flush_id;
   double flush_seconds = 0;  // since it was begun
+  // What it takes of the server's host while it is parked (Client::ParkHead), without `memory`; 0: it is not.
+  int64_t parked_bytes = 0;
 };
 
 // One of the processes that compute a server's heads together, each with a device: a rank of the group.
@@ -616,6 +618,12 @@ class Client {
   // head, or no place. UNIMPLEMENTED over replicas.
   absl::StatusOr<CopiedHead> CopyHead(const std::string& source, const std::string& name,
                                       const CopyOptions& options = {});
+  // Frees the device's memory of a head that nobody uses: all that it is waits in the memory of the server's
+  // host (--parking_bytes), and comes back when a call wants it, which waits for that (for as long as
+  // ClientOptions::reconnect_timeout); RESOURCE_EXHAUSTED if it has no room then. Handles of it stay good.
+  // FAILED_PRECONDITION while it has open sessions, a write or a flush under way, RESOURCE_EXHAUSTED if there
+  // is no room for it there. UNIMPLEMENTED over replicas.
+  absl::StatusOr<HeadInfo> ParkHead(const std::string& name);
   // `discard_gradient` is needed while the window is not empty.
   absl::Status DeleteHead(const std::string& name, bool discard_gradient = false);
 

@@ -413,6 +413,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         [c.c_void_p, c.c_char_p, c.c_char_p, c.c_int32, c.c_int32, c.c_void_p, c.POINTER(c.c_void_p)],
     ),
     "lossd_head_blend": (c.c_void_p, [c.c_void_p, c.c_char_p, c.c_double, c.c_uint64, c.c_uint64, c.c_void_p]),
+    "lossd_client_park_head": (c.c_void_p, [c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p)]),
     "lossd_logits_init": (None, [c.POINTER(Logits), c.c_size_t]),
     "lossd_head_logits": (c.c_void_p, [c.c_void_p, c.POINTER(Logits), c.c_void_p]),
     "lossd_head_save_checkpoint": (c.c_void_p, [c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p)]),

@@ -150,6 +150,7 @@ class AsyncHead(_Wrapper[Head]):
     discard = _lifted(Head.discard)
     gradient_stats = _lifted(Head.gradient_stats)
     step = _lifted(Head.step)
+    park = _lifted(Head.park)
 
     @property
     def name(self) -> str:
@@ -187,6 +188,7 @@ class AsyncClient(_Wrapper[Client]):
     restore_checkpoint = _lifted(Client.restore_checkpoint)
     checkpoints = _lifted(Client.checkpoints)
     delete_checkpoint = _lifted(Client.delete_checkpoint)
+    park_head = _lifted(Client.park_head)
     create_region = _lifted(Client.create_region)
 
     async def create_head(self, name: str, vocab_size: int, hidden_size: int, *args: Any, **options: Any) -> AsyncHead:

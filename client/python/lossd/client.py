@@ -294,6 +294,17 @@ class Client:
     def heads(self) -> list[HeadInfo]:
         return [from_json(HeadInfo, one) for one in self._json("lossd_client_heads")]
 
+    def park_head(self, name: str) -> HeadInfo:
+        """Frees the device's memory of a head that nobody uses: all that it is waits in the memory of the server's host
+        (--parking_bytes), as HeadInfo.parked_bytes says.
+
+        It comes back when a call wants it, which waits for that; a ResourceExhaustedError if it has no room then. Head
+        objects stay good. FailedPreconditionError while it has open sessions, a write or a flush under way, and if the
+        server has no parking_bytes; ResourceExhaustedError if they do not suffice.
+        """
+        with self._handle as client:
+            return from_json(HeadInfo, library().json("lossd_client_park_head", client, encoded(name, "name")))
+
     def delete_head(self, name: str, *, discard_gradient: bool = False) -> None:
         """discard_gradient is needed while its window is not empty."""
         with self._handle as client:

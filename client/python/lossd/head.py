@@ -149,6 +149,10 @@ class Head:
                 if source_version or max(1, self.info().weight_version) == version:
                     raise
 
+    def park(self) -> HeadInfo:
+        """Client.park_head of this head, whose sessions are closed."""
+        return self._client.park_head(self.name)
+
     def ema(self, decay: float, name: str = "") -> MovingAverage:
         """A moving average of the weights that the server keeps, beginning with what they are now. Its update() is
         called after each step. name: of its head; "" takes that of this one with ".ema". The average of 16-bit weights

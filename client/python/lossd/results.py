@@ -89,6 +89,8 @@ class HeadInfo:
     """The flush that holds the window, with which Head.abort_flush ends it, whoever began it; "": none does."""
     flush_seconds: float = 0.0
     """Since it was begun."""
+    parked_bytes: int = 0
+    """What it takes of the server's host while it is parked (Client.park_head), without memory; 0: it is not."""
 
 
 @dataclass(frozen=True)

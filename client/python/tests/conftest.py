@@ -24,7 +24,8 @@ _numbers = itertools.count()
 @pytest.fixture(scope="session")
 def server() -> Iterator[lossd.Server]:
     device = os.environ.get("LOSSD_TEST_DEVICE", "cpu")
-    with lossd.launch(device, memory_limit_bytes=1 << 30 if device == "cpu" else 4 << 30) as server:
+    limit = 1 << 30 if device == "cpu" else 4 << 30
+    with lossd.launch(device, memory_limit_bytes=limit, args=["--parking_bytes=64MiB"]) as server:
         yield server
 
 

@@ -100,6 +100,15 @@ lossd_status* lossd_client_copy_head(lossd_client* client, const char* source, c
   });
 }
 
+lossd_status* lossd_client_park_head(lossd_client* client, const char* name, char** json) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(client, "client"); !status.ok()) return status;
+    if (absl::Status status = NotNull(name, "name"); !status.ok()) return status;
+    const absl::StatusOr<lossd::HeadInfo> info = client->client->ParkHead(name);
+    return json == nullptr ? info.status() : PutJson(info, json);
+  });
+}
+
 lossd_status* lossd_client_get_head(lossd_client* client, const char* name, lossd_head** head) {
   return Guarded([&]() -> absl::Status {
     if (absl::Status status = NotNull(client, "client"); !status.ok()) return status;

@@ -119,7 +119,8 @@ Json ToJson(const HeadInfo& info) {
           {"optimizer_steps", info.optimizer_steps},
           {"staged_rows", info.staged_rows},
           {"flush_id", info.flush_id},
-          {"flush_seconds", info.flush_seconds}};
+          {"flush_seconds", info.flush_seconds},
+          {"parked_bytes", info.parked_bytes}};
 }
 
 Json ToJson(const ServerStatus& status) {

@@ -208,7 +208,8 @@ absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
                 .optimizer_steps = head.optimizer_steps(),
                 .staged_rows = head.staged_rows(),
                 .flush_id = head.flush_id(),
-                .flush_seconds = head.flush_seconds()};
+                .flush_seconds = head.flush_seconds(),
+                .parked_bytes = head.parked_bytes()};
   for (const auto& session : head.sessions()) info.sessions.push_back(FromProto(session));
   return info;
 }

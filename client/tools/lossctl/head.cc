@@ -125,10 +125,38 @@ void AddDeleteHeadCommand(CLI::App& head, Context& context) {
   });
 }
 
+absl::Status Park(const Context& context, const std::string& name) {
+  auto client = context.Connect();
+  if (!client.ok()) return client.status();
+  const auto parked = (*client)->ParkHead(name);
+  if (absl::IsNotFound(parked.status())) return WithAdvice(parked.status(), NotFoundAdvice(parked.status()));
+  if (!parked.ok()) return parked.status();
+  context.Print(HeadToJson(*parked),
+                absl::StrCat("Parked head '", name, "': it takes ", FormatBytes(parked->parked_bytes),
+                             " of the host's memory, and none of the device's, until somebody uses it.\n"));
+  return absl::OkStatus();
+}
+
+void AddParkHeadCommand(CLI::App& head, Context& context) {
+  auto name = std::make_shared<std::string>();
+  CLI::App* command = head.add_subcommand("park", "Put a head aside in the host's memory until it is used");
+  command->add_option("NAME", *name, "Name of the head")->required()->type_name("HEAD");
+  AddCommonOptions(*command, context);
+  command->footer(
+      "Frees what the head has of the device. Nothing of it is lost, and it comes back by itself when a\n"
+      "session is opened, or its weights are read, or anything else wants it. It must have no open "
+      "sessions,\n"
+      "and the server room for it (lossd --parking_bytes).\n\n"
+      "Examples:\n"
+      "  lossctl head park reference\n"
+      "  lossctl head list --json | jq '.heads[] | select(.parked_bytes > 0) | .name'\n");
+  command->callback([&context, name] { context.run = [&context, name] { return Park(context, *name); }; });
+}
+
 }  // namespace
 
 void AddHeadCommand(CLI::App& app, Context& context) {
-  CLI::App* head = app.add_subcommand("head", "Create, list, delete, copy, blend, load and save heads");
+  CLI::App* head = app.add_subcommand("head", "Create, list, delete, copy, blend, park, load and save heads");
   head->require_subcommand(1);
   AddCommonOptions(*head, context);
   AddCreateCommand(*head, context);
@@ -136,6 +164,7 @@ void AddHeadCommand(CLI::App& app, Context& context) {
   AddDeleteHeadCommand(*head, context);
   AddHeadCopyCommand(*head, context);
   AddHeadBlendCommand(*head, context);
+  AddParkHeadCommand(*head, context);
   AddHeadLoadCommand(*head, context);
   AddHeadSaveCommand(*head, context);
   head->footer("'lossctl head COMMAND --help' shows what a command takes, with examples.\n");

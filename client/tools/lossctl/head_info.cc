@@ -58,6 +58,11 @@ std::string DescribeWindow(const HeadInfo& head) {
   return absl::StrJoin(parts, ", ");
 }
 
+std::string DescribeMemory(const HeadInfo& head) {
+  if (head.parked_bytes > 0) return absl::StrCat("parked, ", FormatBytes(head.parked_bytes));
+  return FormatBytes(TotalBytes(head.memory));
+}
+
 // Null without one.
 nlohmann::ordered_json OptimizerToJson(const OptimizerConfig& optimizer) {
   if (optimizer.kind == OptimizerKind::kNone) return nullptr;
@@ -138,7 +143,8 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"flush_seconds", head.flush_seconds},
           {"open_sessions", head.open_sessions},
           {"sessions", sessions},
-          {"memory", MemoryToJson(head.memory)}};
+          {"memory", MemoryToJson(head.memory)},
+          {"parked_bytes", head.parked_bytes}};
 }
 
 std::string HeadsTable(const std::vector<HeadInfo>& heads) {
@@ -160,7 +166,7 @@ std::string HeadsTable(const std::vector<HeadInfo>& heads) {
     table.AddRow({head.config.name, WithCommas(head.config.vocab_size), WithCommas(head.config.hidden_size),
                   Name(head.config.weight_type), DescribeWeights(head), DescribeWindow(head),
                   WithCommas(static_cast<int64_t>(head.window_tokens)), WithCommas(head.open_sessions),
-                  FormatBytes(TotalBytes(head.memory)), absl::StrJoin(LossParts(head.config), ", "),
+                  DescribeMemory(head), absl::StrJoin(LossParts(head.config), ", "),
                   absl::StrJoin(OptimizerParts(head.config), ", ")});
   }
   return absl::StrCat(table.Render(), DescribeFlushes(heads));

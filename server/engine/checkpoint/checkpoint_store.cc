@@ -329,8 +329,10 @@ absl::StatusOr<RestoreNumbers> CheckpointStore::LastRestore(const std::string& h
 // Drains
 
 absl::Status CheckpointStore::WriteDrain(const DrainRecord& record) {
-  const absl::StatusOr<std::string> text =
-      Sealed({{"format", 1}, {"incarnation", record.incarnation}, {"heads", record.heads}});
+  const absl::StatusOr<std::string> text = Sealed({{"format", 1},
+                                                   {"incarnation", record.incarnation},
+                                                   {"heads", record.heads},
+                                                   {"parked", record.parked}});
   if (!text.ok()) return text.status();
   // The record of an earlier drain must not be taken for this one when it is given back.
   if (absl::Status removed = files_.Remove(kConsumedFile); !removed.ok()) return removed;
@@ -347,6 +349,7 @@ absl::StatusOr<std::optional<DrainRecord>> CheckpointStore::ReadDrain() const {
     DrainRecord record;
     record.incarnation = content->at("incarnation").get<std::string>();
     record.heads = content->at("heads").get<std::map<std::string, int64_t>>();
+    if (content->contains("parked")) record.parked = content->at("parked").get<std::set<std::string>>();
     if (content->at("format") == 1 && !record.incarnation.empty()) return record;
   } catch (const json::exception&) {  // said below
   }

@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,7 @@ struct DrainRecord {
   // By name: when their drain checkpoints were saved; 0 of one that could not be, which goes back to its
   // newest.
   std::map<std::string, int64_t> heads;
+  std::set<std::string> parked = {};  // those of them that were
 };
 
 class CheckpointStore {

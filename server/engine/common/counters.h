@@ -152,6 +152,9 @@ struct Counters {
   Counter logits_calls{0};  // answered
   Counter logits_rows{0};   // of these
 
+  Counter heads_parked{0};
+  Counter heads_brought_back{0};
+
   OperationCounters checkpoint_saves;
   OperationCounters checkpoint_restores;
   Counter checkpoint_bytes{0};           // written; what is shared with an earlier checkpoint is not

@@ -7,6 +7,7 @@
 #ifndef LOSSD_SERVER_ENGINE_HEAD_HEAD_H_
 #define LOSSD_SERVER_ENGINE_HEAD_HEAD_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -73,6 +74,9 @@ struct HeadEnvironment {
   const RegionTable* regions = nullptr;
   // Heads of the same device, by name; NOT_FOUND if there is none. Called without any lock of a head held.
   std::function<absl::StatusOr<std::shared_ptr<Head>>(const std::string&)> find_head;
+  // True of a head that is parked, or on its way back, and `resume` is called when it is there, or could not
+  // come. Likewise; it may be called before this returns.
+  std::function<bool(const std::string& name, std::function<void()> resume)> await_head;
   // All of them. Likewise.
   std::function<std::vector<std::shared_ptr<Head>>()> heads;
   std::shared_ptr<MemoryBudget> budget;  // of the device
@@ -348,6 +352,18 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   bool HasSession(const std::string& client_key) const;  // open
   int64_t deterministic_sessions() const;
 
+  // Parking (head_parking.cc)
+
+  // Room in the host's memory for files of these sizes.
+  using ParkingPlace = std::function<absl::StatusOr<StateSink*>(const FileSizes& files)>;
+  // Writes everything that a drain would save to where `place` says, and ends the head, which answers
+  // `parked` from then on; a head that is put back to it (kDrained) goes on as if nothing had happened. An
+  // error means that it goes on by itself, unless that of `place`'s sink or of the device, after which the
+  // server ends: FAILED_PRECONDITION while it is in use (open sessions, a write
+  // under way, a window that a flush holds or that has gradients of deterministic sessions), UNAVAILABLE
+  // while a call ends its window, or what `place` says.
+  void Park(ParkingPlace place, const absl::Status& parked, SavedCallback done);
+
   // One replica's part in a checkpoint of all of them: SaveTogether (head_save_part.cc) and RestoreTogether
   // (head_restore_part.cc) of engine/replicas. `done` is called by the device thread, or at once.
 
@@ -427,14 +443,19 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Not ok and no memory either for a chunk that has no place there.
   absl::Status WidenTiles(const LaneAttachment& lane, const Chunk& chunk)
       ABSL_LOCKS_EXCLUDED(widen_mutex_, mutex_);
-  absl::Status CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) const;
+  // Who teaches a chunk, and what keeps it from being parked until the chunk is done. Nobody: nulls.
+  struct Taught {
+    std::shared_ptr<Head> teacher;
+    std::shared_ptr<const void> lesson;
+  };
+  absl::Status CheckContent(Chunk& chunk, Taught* taught) const;
   absl::StatusOr<Admission> AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
                              bool remembered, const LaneAttachment& attachment) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<ChunkItem> MakeItemLocked(const LaneAttachment& lane, Admission admission, Chunk& chunk,
-                                            absl::Status rejection, std::shared_ptr<Head>& teacher)
+                                            absl::Status rejection, Taught& taught)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status GenerationErrorLocked(const LaneAttachment& attachment, uint64_t named) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -443,8 +464,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Distillation (head_teaching.cc). The teacher of a chunk, whose weights there must be:
-  absl::StatusOr<std::shared_ptr<Head>> FindTeacher(const ChunkDistillation& distillation) const
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<Taught> FindTeacher(const ChunkDistillation& distillation) const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<uint64_t> PrepareTeacherOf(const std::vector<std::shared_ptr<QueuedChunk>>& chunks)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status TeacherRefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
@@ -453,6 +473,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckRoomForRejectionLocked(const Chunk& chunk, const absl::Status& rejection,
                                            const LaneAttachment& attachment) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // As a teacher: it is in use (lessons_) for as long as what this returns is kept.
+  absl::StatusOr<std::shared_ptr<const void>> BeginLesson() ABSL_LOCKS_EXCLUDED(mutex_);
   // As a teacher: the weights' version; NOT_FOUND if it was deleted, FAILED_PRECONDITION without weights.
   absl::StatusOr<uint64_t> TeacherVersion() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -643,6 +665,11 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status BeginLogitsLocked(LogitsCall& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ComputeLogits(LogitsCall& call);
 
+  // Parking (head_parking.cc).
+  void ParkNow(const ParkingPlace& place, const absl::Status& parked, const SavedCallback& done);
+  absl::Status CheckUnusedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<CapturedHead> CaptureUnusedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // Checkpoints (head_checkpoint.cc).
   void SaveNow(SaveAs as, std::vector<SessionMarks> named, StateSink* sink, SavedCallback done);
   absl::StatusOr<CapturedHead> CaptureLocked(SaveAs as, const std::vector<SessionMarks>& named) const
@@ -708,6 +735,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   uint64_t gradient_changes_ = 0;  // counted: two equal numbers are equal gradients
 
   Lifecycle lifecycle_ ABSL_GUARDED_BY(mutex_);
+  // Chunks, of any head, that this one teaches and that are not done. More only with the lock, while it is
+  // alive; fewer at any time.
+  const std::shared_ptr<std::atomic<int64_t>> lessons_ = std::make_shared<std::atomic<int64_t>>(0);
   HeadHistory history_ ABSL_GUARDED_BY(mutex_);
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   GradientWindow window_ ABSL_GUARDED_BY(mutex_);

@@ -54,11 +54,19 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
   // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
   // again.
-  std::shared_ptr<Head> teacher;
-  absl::Status rejection = CheckContent(chunk, &teacher);
+  Taught taught;
+  absl::Status rejection = CheckContent(chunk, &taught);
+  if (absl::IsUnavailable(rejection) && chunk.options.distillation.has_value() &&
+      environment_.await_head != nullptr) {
+    if (environment_.await_head(chunk.options.distillation->teacher, resume)) return Submission::kWait;
+    rejection = CheckContent(chunk, &taught);  // it may have come back meanwhile
+    // Or it is on its way to where it is parked. To be rejected would be for good: the stream ends, and the
+    // chunk comes again.
+    if (absl::IsUnavailable(rejection)) return rejection;
+  }
   if (rejection.ok() && deterministic) {
     KeepOperands(chunk);
-    if (teacher != nullptr && adds) rejection = WidenTiles(lane, chunk);
+    if (taught.teacher != nullptr && adds) rejection = WidenTiles(lane, chunk);
   }
 
   const MutexLock lock(mutex_);
@@ -86,7 +94,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   if (absl::Status one = sessions_.CheckHolder(lane.session_id, lane.lane, chunk.holder()); !one.ok()) {
     return one;
   }
-  std::shared_ptr<ChunkItem> item = MakeItemLocked(lane, *admission, chunk, std::move(rejection), teacher);
+  std::shared_ptr<ChunkItem> item = MakeItemLocked(lane, *admission, chunk, std::move(rejection), taught);
   item->remembered = remembered;
   sessions_.Enqueue(item);
   environment_.scheduler->Submit(shared_from_this(), std::move(item));
@@ -96,7 +104,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
 // A chunk that was taken, and where its dW goes. The teacher of a rejected one stays the caller's: it may be
 // the last owner of a deleted head, which is not to be destroyed under the lock.
 std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admission admission, Chunk& chunk,
-                                                absl::Status rejection, std::shared_ptr<Head>& teacher) {
+                                                absl::Status rejection, Taught& taught) {
   auto item = std::make_shared<ChunkItem>();
   item->session_id = lane.session_id;
   item->lane = lane.lane;
@@ -113,13 +121,15 @@ std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admi
   } else if (adds) {
     item->weight_gradient = ChunkItem::WeightGradient::kWithBatch;
   }
+  const std::shared_ptr<Head>& teacher = taught.teacher;
   item->batch_key = teacher == nullptr ? KindOf(chunk, config_)
                                        : KindOf(chunk, config_, &teacher->config_, teacher->backend_address_);
   sessions_.FixSegments(lane.session_id, &item->batch_key);
   item->batch_key.gradient = gradients_.Of(window_.InSecond(chunk.generation));
   item->rows = chunk.tokens;
   if (teacher != nullptr) item->batch_key.teacher.head_number = teacher->number_;
-  item->teacher = std::move(teacher);
+  item->teacher = std::move(taught.teacher);
+  item->lesson = std::move(taught.lesson);
   item->chunk = std::move(chunk);
   sessions_.NoteTeacher(*item);
   return item;
@@ -152,13 +162,13 @@ absl::Status Head::WidenTiles(const LaneAttachment& lane, const Chunk& chunk) {
 }
 
 // Checks everything but the chunk's place, and finds its teacher and its regions.
-absl::Status Head::CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) const {
+absl::Status Head::CheckContent(Chunk& chunk, Taught* taught) const {
   const HeadConfig* teacher_config = nullptr;
   if (chunk.decode_status.ok() && chunk.options.distillation.has_value()) {
-    absl::StatusOr<std::shared_ptr<Head>> found = FindTeacher(*chunk.options.distillation);
+    absl::StatusOr<Taught> found = FindTeacher(*chunk.options.distillation);
     if (!found.ok()) return found.status();
-    *teacher = *std::move(found);
-    teacher_config = &(*teacher)->config_;
+    *taught = *std::move(found);
+    teacher_config = &taught->teacher->config_;
   }
   absl::Status status =
       ResolveRegions(chunk, config_, environment_.limits, *environment_.regions, teacher_config);

@@ -20,14 +20,23 @@ constexpr size_t kMostRemembered = 1024;
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Head>> Head::FindTeacher(const ChunkDistillation& distillation) const {
+absl::StatusOr<Head::Taught> Head::FindTeacher(const ChunkDistillation& distillation) const {
   absl::StatusOr<std::shared_ptr<Head>> teacher = environment_.find_head(distillation.teacher);
   if (!teacher.ok()) {
     return MakeError(teacher.status().code(), ReasonOf(teacher.status()), kTeacherField,
                      absl::StrCat(kTeacherField, ": ", teacher.status().message()));
   }
-  if (absl::StatusOr<uint64_t> version = (*teacher)->TeacherVersion(); !version.ok()) return version.status();
-  return teacher;
+  absl::StatusOr<std::shared_ptr<const void>> lesson = (*teacher)->BeginLesson();
+  if (!lesson.ok()) return lesson.status();
+  return Taught{*std::move(teacher), *std::move(lesson)};
+}
+
+absl::StatusOr<std::shared_ptr<const void>> Head::BeginLesson() {
+  if (absl::StatusOr<uint64_t> version = TeacherVersion(); !version.ok()) return version.status();
+  const MutexLock lock(mutex_);
+  if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+  ++*lessons_;
+  return std::shared_ptr<const void>(nullptr, [lessons = lessons_](const void*) { --*lessons; });
 }
 
 absl::StatusOr<uint64_t> Head::TeacherVersion() const {

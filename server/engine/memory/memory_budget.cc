@@ -71,8 +71,7 @@ absl::Status MemoryBudget::CheckLocked(const std::string& head, absl::string_vie
   AppendRow("free", limit_ - reserved_, &table);
   AppendRow("reserved", reserved_, &table);
   AppendRow("limit", limit_, &table);
-  absl::StrAppend(&table, over_quota ? "raise --head_quota_bytes, or create a smaller head"
-                                     : "delete a head, raise --memory_limit_bytes, or create a smaller head");
+  absl::StrAppend(&table, over_quota ? "raise --head_quota_bytes, or create a smaller head" : advice_);
   return MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOutOfMemory, "config", table);
 }
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -51,9 +52,13 @@ MemoryPlan ByPurpose(const MemoryUsage& usage);
 // Thread-safe.
 class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
  public:
-  // `head_quota_bytes`: most that one head may have with all its sessions; 0: as much as there is.
-  explicit MemoryBudget(int64_t limit_bytes, int64_t head_quota_bytes = 0)
-      : limit_(limit_bytes), head_quota_(head_quota_bytes) {}
+  // `head_quota_bytes`: most that one head may have with all its sessions; 0: as much as there is. `advice`:
+  // what to do where the limit is exceeded.
+  explicit MemoryBudget(int64_t limit_bytes, int64_t head_quota_bytes = 0,
+                        std::string advice =
+                            "delete a head, park one that is not in use, raise "
+                            "--memory_limit_bytes, or create a smaller head")
+      : limit_(limit_bytes), head_quota_(head_quota_bytes), advice_(std::move(advice)) {}
 
   // For `head`, or if that is empty for what no head owns; `what` is for messages. RESOURCE_EXHAUSTED with a
   // table of what was asked for, what is free and, where it is that which is exceeded, the head's quota.
@@ -75,6 +80,7 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
 
   const int64_t limit_;
   const int64_t head_quota_;
+  const std::string advice_;
   mutable Mutex mutex_;
   int64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t peak_ ABSL_GUARDED_BY(mutex_) = 0;

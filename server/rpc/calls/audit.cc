@@ -43,6 +43,7 @@ constexpr AuditedMethod kAudited[] = {
     Audit<v1::RestoreCheckpointRequest, v1::RestoreCheckpointResponse>("HeadService/RestoreCheckpoint"),
     Audit<v1::DeleteCheckpointRequest, v1::DeleteCheckpointResponse>("HeadService/DeleteCheckpoint"),
     Audit<v1::CopyHeadRequest, v1::CopyHeadResponse>("HeadService/CopyHead"),
+    Audit<v1::ParkHeadRequest, v1::ParkHeadResponse>("HeadService/ParkHead"),
     Audit<v1::AbortFlushRequest, v1::AbortFlushResponse>("GradientService/AbortFlush"),
     Audit<v1::DrainRequest, v1::DrainResponse>("StatusService/Drain"),
 };

@@ -22,7 +22,7 @@ absl::Status Malformed(const std::string& message) {
 
 }  // namespace
 
-ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers, CallReports* reports,
+ComputeReactor::ComputeReactor(engine::Engine* engine, engine::WorkerPool* writers, CallReports* reports,
                                grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
                                std::unique_ptr<ComputeRequests> requests, DoneCallback on_done)
     : engine_(engine),

@@ -27,12 +27,12 @@
 #include "lossd/v1/loss.pb.h"
 #include "proto/wire/compute_wire.h"
 #include "server/engine/common/mutex.h"
+#include "server/engine/common/worker_pool.h"
 #include "server/engine/engine.h"
 #include "server/engine/head/head.h"
 #include "server/engine/schedule/session_credit.h"
 #include "server/rpc/calls/call_record.h"
 #include "server/rpc/calls/call_reports.h"
-#include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/compute/compute_requests.h"
 
 namespace lossd::rpc {
@@ -46,7 +46,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // `on_done` is called when gRPC is done with the stream; what it returns is held until the stream no longer
   // holds itself. A shared_ptr must hold the reactor. `writers` and
   // `reports` outlive it; `reports` and `record` may be null.
-  ComputeReactor(engine::Engine* engine, WorkerPool* writers, CallReports* reports,
+  ComputeReactor(engine::Engine* engine, engine::WorkerPool* writers, CallReports* reports,
                  grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
                  std::unique_ptr<ComputeRequests> requests, DoneCallback on_done);
   ~ComputeReactor() override;
@@ -134,7 +134,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void Detach();
 
   engine::Engine* const engine_;
-  WorkerPool* const writers_;
+  engine::WorkerPool* const writers_;
   CallReports* const reports_;  // null: nobody asks
   grpc::CallbackServerContext* const context_;
   const std::string peer_;

@@ -305,6 +305,7 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   for (const engine::MemoryItem& item : info.memory) ToProto(item, head->add_memory());
   head->set_open_sessions(info.open_sessions);
   head->set_flush_id(info.flush_id);
+  head->set_parked_bytes(info.parked_bytes);
   if (info.flush_since.has_value()) {
     head->set_flush_seconds(std::max(0.0, absl::ToDoubleSeconds(absl::Now() - *info.flush_since)));
   }

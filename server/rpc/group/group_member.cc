@@ -12,7 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "server/rpc/calls/worker_pool.h"
+#include "server/engine/common/worker_pool.h"
 #include "server/rpc/group/answer_wire.h"
 #include "server/rpc/group/command_wire.h"
 #include "server/rpc/group/group_timing.h"
@@ -153,7 +153,7 @@ class JoinedMember final : public GroupMember {
   // Both wait for what they do when they go: at the end in order. After an error that may take for ever, and
   // the process ends without it.
   std::unique_ptr<Ticker> reporting_;
-  std::optional<WorkerPool> beside_{1};
+  std::optional<engine::WorkerPool> beside_{1};
 };
 
 absl::Status JoinedMember::Open(const GroupMemberOptions& options, Clock::time_point deadline) {

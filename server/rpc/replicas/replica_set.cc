@@ -20,10 +20,10 @@
 #include "kernels/collectives/rendezvous.h"
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/common/mutex.h"
+#include "server/engine/common/worker_pool.h"
 #include "server/engine/device/rank_status.h"
 #include "server/engine/device/replica_connection.h"
 #include "server/engine/replicas/window_ending.h"
-#include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/group/group_leader.h"
 #include "server/rpc/group/group_member.h"
 #include "server/rpc/group/group_timing.h"
@@ -324,8 +324,9 @@ class MeetingReplica final : public ReplicaSet {
   SessionRouter sessions_;
   // What takes long or waits for others: at the coordinator writes, elsewhere what it asks for but the ends
   // of windows.
-  std::optional<WorkerPool> work_{1};
-  std::optional<WorkerPool> about_sessions_{1};  // what it asks for about sessions: it is answered soon
+  std::optional<engine::WorkerPool> work_{1};
+  std::optional<engine::WorkerPool> about_sessions_{
+      1};  // what it asks for about sessions: it is answered soon
   std::thread thread_;
 };
 
@@ -603,7 +604,7 @@ void MeetingReplica::Take(const std::string& command, GroupMember::Reply reply,
 }
 
 void MeetingReplica::AwaitQuiet() {
-  for (std::optional<WorkerPool>* pool : {&work_, &about_sessions_}) {
+  for (std::optional<engine::WorkerPool>* pool : {&work_, &about_sessions_}) {
     std::promise<void> reached;
     (*pool)->Run([&reached] { reached.set_value(); });
     reached.get_future().wait();

@@ -17,8 +17,8 @@
 #include "lossd/v1/loss.pb.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/common/replica_place.h"
+#include "server/engine/common/worker_pool.h"
 #include "server/engine/engine.h"
-#include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/replicas/passed_calls.h"
 #include "server/rpc/replicas/replica_questions.h"
 #include "server/rpc/services/session_placer.h"
@@ -78,7 +78,7 @@ class SessionRouter final : public SessionPlacer {
   const Set set_;
   mutable engine::Mutex mutex_;
   std::shared_ptr<const Served> served_ ABSL_GUARDED_BY(mutex_);
-  WorkerPool placing_{1};  // one after the other: each sees what those before it have opened
+  engine::WorkerPool placing_{1};  // one after the other: each sees what those before it have opened
 };
 
 }  // namespace lossd::rpc

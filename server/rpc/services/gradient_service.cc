@@ -14,8 +14,7 @@ namespace {
 
 // The head of a request that names marks, which are not too many.
 template <typename Request>
-absl::StatusOr<std::shared_ptr<engine::Head>> FindMarked(const engine::Engine& engine,
-                                                         const Request& request) {
+absl::StatusOr<std::shared_ptr<engine::Head>> FindMarked(engine::Engine& engine, const Request& request) {
   absl::StatusOr<std::shared_ptr<engine::Head>> head = engine.FindHead(request.head());
   if (!head.ok()) return head;
   if (absl::Status marks = CheckMarks(request.marks()); !marks.ok()) return marks;

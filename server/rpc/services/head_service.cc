@@ -11,6 +11,7 @@
 #include "proto/wire/row_wire.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/random_id.h"
+#include "server/engine/parked_head.h"
 #include "server/rpc/convert/convert.h"
 #include "server/rpc/convert/grpc_status.h"
 #include "server/rpc/convert/wire.h"
@@ -90,7 +91,8 @@ HeadService::HeadService(engine::Engine* engine, std::string weights_dir)
   TakeKnownRequestsOnly(&engine->counters(), &HeadService::CreateHead, &HeadService::DeleteHead,
                         &HeadService::BeginWrite, &HeadService::CommitWrite, &HeadService::LoadWeights,
                         &HeadService::SaveCheckpoint, &HeadService::RestoreCheckpoint,
-                        &HeadService::DeleteCheckpoint, &HeadService::CopyHead, &HeadService::BlendHead);
+                        &HeadService::DeleteCheckpoint, &HeadService::CopyHead, &HeadService::BlendHead,
+                        &HeadService::ParkHead);
 }
 
 grpc::ServerUnaryReactor* HeadService::CreateHead(grpc::CallbackServerContext* context,
@@ -129,11 +131,15 @@ grpc::ServerUnaryReactor* HeadService::ListHeads(grpc::CallbackServerContext* co
                                                  const v1::ListHeadsRequest* /*request*/,
                                                  v1::ListHeadsResponse* response) {
   return Asked(context, [this, response] {
-    for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
+    const engine::Engine::HeadList heads = engine_->AllHeads();
+    for (const std::shared_ptr<engine::Head>& head : heads.here) {
       v1::Head* const described = response->add_heads();
       const absl::Status all = Describe(*head, described);
       // Whoever looks what there is sees it also while a replica is lost.
       if (!all.ok()) ToProto(head->Info(), described);
+    }
+    for (const auto& [name, parked] : heads.parked) {
+      ToProto(parked->Info(engine_->options().chunk_limits), response->add_heads());
     }
     return absl::OkStatus();
   });
@@ -142,6 +148,11 @@ grpc::ServerUnaryReactor* HeadService::ListHeads(grpc::CallbackServerContext* co
 grpc::ServerUnaryReactor* HeadService::GetHead(grpc::CallbackServerContext* context,
                                                const v1::GetHeadRequest* request, v1::Head* response) {
   return Asked(context, [this, request, response] {
+    // Who only looks does not bring it back.
+    if (const auto parked = engine_->FindParked(request->name()); parked.has_value()) {
+      ToProto(*parked, response);
+      return absl::OkStatus();
+    }
     const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->name());
     return head.ok() ? Describe(**head, response) : head.status();
   });

@@ -9,9 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "lossd/v1/head.grpc.pb.h"
+#include "server/engine/common/worker_pool.h"
 #include "server/engine/engine.h"
 #include "server/rpc/calls/rate_limit.h"
-#include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/services/session_placer.h"
 #include "server/rpc/services/strict_service.h"
 #include "server/rpc/services/weight_loader.h"
@@ -30,7 +30,8 @@ using HeadServiceCalls = v1::HeadService::WithRawCallbackMethod_WriteWeights<
                                     v1::HeadService::WithCallbackMethod_DeleteCheckpoint<
                                         v1::HeadService::WithCallbackMethod_CopyHead<
                                             v1::HeadService::WithCallbackMethod_BlendHead<
-                                                v1::HeadService::Service>>>>>>>>>>>>>>>;
+                                                v1::HeadService::WithCallbackMethod_ParkHead<
+                                                    v1::HeadService::Service>>>>>>>>>>>>>>>>;
 
 class HeadService final : public StrictService<HeadServiceCalls> {
  public:
@@ -82,6 +83,8 @@ class HeadService final : public StrictService<HeadServiceCalls> {
   grpc::ServerUnaryReactor* BlendHead(grpc::CallbackServerContext* context,
                                       const v1::BlendHeadRequest* request,
                                       v1::BlendHeadResponse* response) override;
+  grpc::ServerUnaryReactor* ParkHead(grpc::CallbackServerContext* context, const v1::ParkHeadRequest* request,
+                                     v1::ParkHeadResponse* response) override;
 
  private:
   static constexpr int kLoadingThreads = 2;
@@ -102,11 +105,11 @@ class HeadService final : public StrictService<HeadServiceCalls> {
   engine::Engine* const engine_;
   SessionPlacer* placer_ = nullptr;  // null: there are no replicas
   const WeightLoader loader_;
-  RateLimit save_failures_{10, 1};     // lines about them; of disk_'s one thread
-  WorkerPool disk_{1};                 // checkpoints are made, and heads deleted, one at a time
-  WorkerPool memory_{1};               // heads are created one at a time, which may take seconds
-  WorkerPool loads_{kLoadingThreads};  // which read files
-  WorkerPool asking_{1};               // waits for other replicas
+  RateLimit save_failures_{10, 1};  // lines about them; of disk_'s one thread
+  engine::WorkerPool disk_{1};      // checkpoints are made, heads deleted and parked, one at a time
+  engine::WorkerPool memory_{1};    // heads are created one at a time, which may take seconds
+  engine::WorkerPool loads_{kLoadingThreads};  // which read files
+  engine::WorkerPool asking_{1};               // waits for other replicas
 };
 
 }  // namespace lossd::rpc

@@ -12,9 +12,9 @@
 #include "absl/time/time.h"
 #include "lossd/v1/loss.grpc.pb.h"
 #include "server/engine/common/mutex.h"
+#include "server/engine/common/worker_pool.h"
 #include "server/engine/engine.h"
 #include "server/rpc/calls/call_reports.h"
-#include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/compute/compute_reactor.h"
 #include "server/rpc/compute/compute_requests.h"
 #include "server/rpc/convert/lane_addresses.h"
@@ -93,8 +93,8 @@ class LossService final : public StrictService<LossServiceCalls> {
   CallReports* const reports_;
   SessionPlacer* placer_ = nullptr;  // null: there are no replicas
   std::vector<RankLanes> lanes_;     // from rank 1 on
-  WorkerPool writers_;               // of all streams
-  WorkerPool memory_{1};  // deterministic sessions take memory, one at a time, which may take seconds
+  engine::WorkerPool writers_;       // of all streams
+  engine::WorkerPool memory_{1};  // deterministic sessions take memory, one at a time, which may take seconds
   engine::Mutex mutex_;
   engine::CondVar relayed_gone_;
   int64_t relayed_ ABSL_GUARDED_BY(mutex_) = 0;  // streams that are not gone

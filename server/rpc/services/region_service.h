@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "lossd/v1/region.grpc.pb.h"
+#include "server/engine/common/worker_pool.h"
 #include "server/engine/engine.h"
-#include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/services/strict_service.h"
 
 namespace lossd::rpc {
@@ -34,7 +34,8 @@ class RegionService final : public StrictService<v1::RegionService::CallbackServ
 
   engine::Engine* const engine_;
   std::string socket_path_;
-  WorkerPool creator_;  // large regions take the system a second, which gRPC's own threads do not have
+  engine::WorkerPool
+      creator_;  // large regions take the system a second, which gRPC's own threads do not have
 };
 
 }  // namespace lossd::rpc

@@ -70,7 +70,7 @@ class Loading {
       : engine_(engine), source_(source), cancelled_(cancelled) {}
 
   absl::Status Open(const std::string& folder) {
-    absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(source_.head);
+    absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHeadAndWait(source_.head);
     if (!head.ok()) return head.status();
     head_ = *std::move(head);
     absl::StatusOr<SafetensorsModel> model = SafetensorsModel::OpenBelow(folder, source_.path);

@@ -26,6 +26,7 @@ constexpr Entry kMethods[] = {
     {"HeadService/CreateHead", Role::kTrainer},
     {"HeadService/CopyHead", Role::kTrainer},  // the same
     {"HeadService/BlendHead", Role::kTrainer},
+    {"HeadService/ParkHead", Role::kTrainer},  // whoever uses it has it back
     {"HeadService/BeginWrite", Role::kTrainer},
     {"HeadService/WriteWeights", Role::kTrainer},
     {"HeadService/CommitWrite", Role::kTrainer},

@@ -24,6 +24,11 @@ constexpr Metric kLimit{"lossd_memory_limit_bytes", "What heads and the device m
 constexpr Metric kFree{"lossd_memory_free_bytes", "What is left of that.", kGauge};
 constexpr Metric kQuota{"lossd_head_quota_bytes", "What one head may reserve with its sessions; 0: no quota.",
                         kGauge};
+constexpr Metric kParkedHeads{"lossd_parked_heads", "Heads that wait in the host's memory.", kGauge};
+constexpr Metric kParkedBytes{"lossd_parked_bytes", "What they take of it.", kGauge};
+constexpr Metric kParkingLimit{"lossd_parking_limit_bytes", "What they may take (--parking_bytes).", kGauge};
+constexpr Metric kParkings{
+    "lossd_head_parkings_total", "Heads that were parked, and came back.", kCounter, {"direction"}};
 constexpr Metric kDevice{
     "lossd_device_memory_bytes",
     "Memory of the device, whoever uses it: all of it, and what is free. 0: it does not tell.",
@@ -77,6 +82,12 @@ void CollectMemory(const engine::Engine& engine, const engine::GroupReport& grou
   out.Only(kDraining, engine.draining() ? 1 : 0);
   CollectReserved(group, out);
   out.Only(kQuota, engine.budget().head_quota());
+  out.Only(kParkedHeads, engine.ParkedHeads().size());
+  out.Only(kParkedBytes, engine.parking().reserved());
+  out.Only(kParkingLimit, engine.parking().limit());
+  out.Begin(kParkings);
+  out.Add({"parked"}, counters.heads_parked);
+  out.Add({"back"}, counters.heads_brought_back);
   out.OfEachRank(kDevice, group, [&out](const engine::RankReport& rank) {
     out.Add({"total"}, rank.totals.total_bytes);
     out.Add({"free"}, rank.totals.free_bytes);

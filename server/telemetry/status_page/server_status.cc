@@ -184,6 +184,9 @@ ServerStatus ReadStatus(const engine::Engine& engine, const ServiceCounters& cou
   status.serving = counters.serving;
   status.draining = engine.draining();
   status.heads = ReadHeads(engine, usage);
+  for (const engine::HeadInfo& head : engine.ParkedHeads()) {
+    status.parked.emplace(head.config.name, head.parked_bytes);
+  }
   status.sessions = engine.sessions();
   status.streams = engine.counters().live_streams;
   status.queued_chunks = engine.counters().queued_chunks;
@@ -244,6 +247,7 @@ std::string StatusJson(const ServerStatus& status) {
                      {"group", GroupJson(status.group)},
                      {"replicas", ReplicasJson(status.replicas)},
                      {"heads", std::move(heads)},
+                     {"parked", status.parked},
                      {"rpcs_in_flight", std::move(calls)},
                      {"recent_errors", std::move(errors)}};
   // A message may have bytes of a client's that are no UTF-8. Numbers that are not finite become null.

@@ -4,6 +4,7 @@
 #define LOSSD_SERVER_TELEMETRY_STATUS_PAGE_SERVER_STATUS_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,7 @@ struct ServerStatus {
   bool draining = false;
 
   std::vector<HeadStatus> heads;
+  std::map<std::string, int64_t> parked;  // bytes of the host's memory, by the name of the head
   int64_t sessions = 0;
   int64_t streams = 0;
   int64_t queued_chunks = 0;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "server/engine/common/random_id.h"
 #include "server/telemetry/common/age.h"
@@ -150,8 +151,22 @@ std::string Phase(engine::WindowState state) {
   return Badge(engine::Name(state), state == engine::WindowState::kOpen ? "good" : "warn");
 }
 
+// Below those that are on the device.
+std::string ParkedHeads(const ServerStatus& status) {
+  if (status.parked.empty()) return "";
+  std::vector<std::string> texts;
+  for (const auto& [name, bytes] : status.parked) {
+    texts.push_back(absl::StrCat(Escape(name), " (", BytesText(static_cast<double>(bytes)), ")"));
+  }
+  return absl::StrCat("<p class=\"soft\">Parked in the host's memory, until they are used: ",
+                      absl::StrJoin(texts, ", "), "</p>\n");
+}
+
 std::string Heads(const ServerStatus& status) {
-  if (status.heads.empty()) return "<h2>Heads</h2><p class=\"soft\">There are none yet.</p>\n";
+  if (status.heads.empty()) {
+    return absl::StrCat("<h2>Heads</h2><p class=\"soft\">There are none ",
+                        status.parked.empty() ? "yet" : "on the device", ".</p>\n", ParkedHeads(status));
+  }
   std::vector<std::vector<std::string>> rows;
   for (const HeadStatus& head : status.heads) {
     const engine::HeadSnapshot& snapshot = head.snapshot;
@@ -166,19 +181,21 @@ std::string Heads(const ServerStatus& status) {
                     absl::StrCat(head.queued_chunks), HasLoss(head) ? ValueText(head.loss) : "–",
                     head.gradient_norm != 0 ? ValueText(head.gradient_norm) : "–"});
   }
-  return "<h2>Heads</h2>\n" + Table({{"name"},
-                                     {"V × H"},
-                                     {"dtype"},
-                                     {"weights"},
-                                     {"generation"},
-                                     {"window", "text"},
-                                     {"tokens"},
-                                     {"age"},
-                                     {"sessions"},
-                                     {"queued"},
-                                     {"loss"},
-                                     {"‖dW‖"}},
-                                    rows);
+  return "<h2>Heads</h2>\n" +
+         Table({{"name"},
+                {"V × H"},
+                {"dtype"},
+                {"weights"},
+                {"generation"},
+                {"window", "text"},
+                {"tokens"},
+                {"age"},
+                {"sessions"},
+                {"queued"},
+                {"loss"},
+                {"‖dW‖"}},
+               rows) +
+         ParkedHeads(status);
 }
 
 // The colour of memory without a purpose of the engine, behind the colours of those.

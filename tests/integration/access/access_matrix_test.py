@@ -14,8 +14,8 @@ BINARY = sys.argv.pop(1)
 # As docs/security.md says it; a method that is in none of them, or not there, fails the test.
 LEAST = {
     "read-only": "StatusService: GetStatus GetMemory; HeadService: GetHead ListHeads ListCheckpoints",
-    "trainer": "HeadService: CreateHead CopyHead BlendHead BeginWrite WriteWeights CommitWrite ReadWeights "
-               "SaveCheckpoint RestoreCheckpoint; "
+    "trainer": "HeadService: CreateHead CopyHead BlendHead ParkHead BeginWrite WriteWeights CommitWrite "
+               "ReadWeights SaveCheckpoint RestoreCheckpoint; "
                "LossService: OpenSession CloseSession Compute Logits; "
                "GradientService: BeginFlush ReadGradient CommitFlush AbortFlush GradientStats ApplyStep; "
                "RegionService: CreateRegion DeleteRegion",

@@ -30,7 +30,8 @@ class Server:
         with open(os.path.join(self.folder, "log"), "a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 [LOSSD, "--device=cpu", f"--listen={self.target}", "--metrics_listen=", f"--port_file={ready}",
-                 f"--checkpoint_dir={self.folder}/checkpoints", f"--weights_dir={self.folder}", "--same_host_regions"],
+                 f"--checkpoint_dir={self.folder}/checkpoints", f"--weights_dir={self.folder}", "--same_host_regions",
+                 "--parking_bytes=1MiB"],
                 stdout=log, stderr=subprocess.STDOUT)
         while not os.path.exists(ready):
             if self.process.poll() is not None:

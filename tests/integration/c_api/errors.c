@@ -59,6 +59,8 @@ static void CheckClientNulls(const char* target, lossd_client* client) {
   IS_NULL(lossd_client_copy_head(client, NULL, "b", 0, 0, NULL, &head), "source");
   IS_NULL(lossd_client_copy_head(client, "a", NULL, 0, 0, NULL, &head), "name");
   IS_NULL(lossd_client_copy_head(client, "a", "b", 0, 0, NULL, NULL), "copy");
+  IS_NULL(lossd_client_park_head(NULL, "a", &json), "client");
+  IS_NULL(lossd_client_park_head(client, NULL, &json), "name");
   IS_NULL(lossd_client_get_head(client, NULL, &head), "name");
   IS_NULL(lossd_client_get_head(client, "h", NULL), "head");
   CHECK(other == NULL && head == NULL && region == NULL && json == NULL);

@@ -50,6 +50,15 @@ static void CheckCopies(lossd_client* client, lossd_head* head, const Problem* p
   OK(lossd_head_blend(copy, "heads-1", 0.5, 1, 1, &version));
   CHECK(version == 2);
   OK(lossd_head_blend(copy, "heads-1", 0.5, 0, 0, NULL));
+  OK(lossd_client_park_head(client, "heads-copy", &json));
+  CHECK(strstr(json, "\"parked_bytes\":0") == NULL);
+  OK(lossd_client_park_head(client, "heads-copy", NULL));
+  OK(lossd_head_info(copy, &json));
+  CHECK(strstr(json, "\"parked_bytes\":0") == NULL);
+  FAILS(lossd_client_park_head(client, "heads-other", NULL), LOSSD_NOT_FOUND, "heads-other");
+  OK(lossd_head_blend(copy, "heads-1", 0.5, 0, 0, NULL)); /* comes back for it */
+  OK(lossd_head_info(copy, &json));
+  CHECK(Holds(json, "\"parked_bytes\":0"));
   FAILS(lossd_head_blend(copy, "heads-1", 1.5, 0, 0, &version), LOSSD_INVALID_ARGUMENT, "decay is 1.5");
   FAILS(lossd_head_blend(head, "heads-1", 0.5, 0, 0, &version), LOSSD_INVALID_ARGUMENT, "the target too");
   lossd_head_free(copy);

@@ -18,10 +18,10 @@ SERVER_COMMANDS = [
     ["head", "delete", "x"], ["head", "save", "x", "x.safetensors"], ["flush", "x", "--out", "x.safetensors"],
     ["checkpoint", "save", "x", "t"], ["checkpoint", "restore", "x"], ["checkpoint", "list"],
     ["step", "x", "--lr", "1"], ["gradient-stats", "x"], ["head", "copy", "x", "y"],
-    ["head", "blend", "x", "y", "--decay", "0.5"],
+    ["head", "blend", "x", "y", "--decay", "0.5"], ["head", "park", "x"],
 ]
 ALL_COMMANDS = [[], ["status"], ["health"], ["memory"], ["head"], ["head", "create"], ["head", "list"],
-                ["head", "delete"], ["head", "copy"], ["head", "blend"], ["head", "load"], ["head", "save"], ["flush"], ["step"], ["gradient-stats"], ["checkpoint"],
+                ["head", "delete"], ["head", "copy"], ["head", "blend"], ["head", "park"], ["head", "load"], ["head", "save"], ["flush"], ["step"], ["gradient-stats"], ["checkpoint"],
                 ["checkpoint", "save"], ["checkpoint", "restore"], ["checkpoint", "list"], ["checkpoint", "delete"],
                 ["completion"]]
 
@@ -168,6 +168,19 @@ class Heads(LossctlTest):
         self.error_of(USAGE, "head", "blend", "kept", "source")
         for name in ("source", "kept", "branch"):
             self.succeed("head", "delete", name)
+
+    def test_a_head_is_parked_until_it_is_used(self):
+        write_safetensors(self.path("w"), {"lm_head.weight": ("F32", [2, 2], struct.pack("<4f", 1, 2, 3, 4))})
+        self.succeed("head", "load", "aside", self.path("w"), "--create")
+        self.assertEqual(self.succeed_json("head", "park", "aside")["parked_bytes"], 16)
+        self.assertIn("Parked head 'aside': it takes 16 B of the host's memory, and none of the device's, until",
+                      self.succeed("head", "park", "aside"))
+        self.assertRegex(self.succeed("head", "list"), r"(?m)^aside +2 +2 +float32 +version 1 .* parked, 16 B")
+        self.succeed("head", "save", "aside", self.path("saved"))
+        self.assertNotIn("parked", self.succeed("head", "list"))
+        self.assertIn("head list", self.error_of(NOT_FOUND, "head", "park", "stranger"))
+        self.succeed("head", "park", "aside")
+        self.succeed("head", "delete", "aside")
 
     def test_a_step_consumes_the_gradient_once(self):
         write_safetensors(self.path("w"), {"lm_head.weight": ("F32", [50, 8], bytes(50 * 8 * 4))})

@@ -23,7 +23,7 @@ CASES = [
     ("lossctl ", ["checkpoint", "completion", "flush", "gradient-stats", "head", "health", "memory", "status", "step"]),
     ("lossctl st", ["status", "step"]),
     ("lossctl --json h", ["head", "health"]),
-    ("lossctl head ", ["blend", "copy", "create", "delete", "list", "load", "save"]),
+    ("lossctl head ", ["blend", "copy", "create", "delete", "list", "load", "park", "save"]),
     ("lossctl --server SERVER head l", ["list", "load"]),
     ("lossctl completion ", ["bash", "fish", "zsh"]),
     ("lossctl head delete offered-", ["offered-1", "offered-2"]),

@@ -16,7 +16,7 @@ del sys.argv[1:4]
 # docs/lossctl.md and --help promise these.
 OK, FAILED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, EXHAUSTED, INVALID = range(8)
 
-SERVER_FLAGS = ["--workspace_bytes=16777216", "--memory_limit_bytes=402653184"]
+SERVER_FLAGS = ["--workspace_bytes=16777216", "--memory_limit_bytes=402653184", "--parking_bytes=1MiB"]
 
 
 class Result:

@@ -305,6 +305,8 @@ def exposed(number: float) -> float:
 
 
 class Windows(WhatIsDone):
+    FLAGS = ("--parking_bytes=1M",)
+
     def test_a_flush(self):
         create_head(self.channel, "h", VOCAB, HIDDEN)
         session = open_session(self.channel, "h", "c")
@@ -344,6 +346,23 @@ class Windows(WhatIsDone):
             'lossd_steps_total{outcome="applied"}': 1, "lossd_step_seconds_count": 1, "lossd_weight_versions_total": 1,
             'lossd_head_weight_version{head="h"}': 1, 'lossd_head_generation{head="h"}': 1,
             'lossd_head_window_tokens{head="h"}': -2})
+
+    def test_a_head_is_parked_and_comes_back(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        before = self.scrape()
+        self.heads.ParkHead(head_pb2.ParkHeadRequest(name="h"))
+        parked = self.scrape()
+        moved = parked.since(before)
+        self.assertEqual([moved[name] for name in (
+            "lossd_heads", "lossd_parked_heads", "lossd_parked_bytes", 'lossd_head_parkings_total{direction="parked"}')],
+            [-1, 1, 4 * VOCAB * HIDDEN, 1])
+        self.assertEqual(moved["lossd_memory_free_bytes"], 3 * 4 * VOCAB * HIDDEN)
+        config = head_pb2.HeadConfig(name="h", vocab_size=VOCAB, hidden_size=HIDDEN, weight_dtype=F32)
+        self.heads.CreateHead(head_pb2.CreateHeadRequest(config=config))  # waits until it is back
+        moved = self.scrape().since(parked)
+        self.assertEqual([moved[name] for name in (
+            "lossd_heads", "lossd_parked_heads", "lossd_parked_bytes", 'lossd_head_parkings_total{direction="back"}')],
+            [1, -1, -4 * VOCAB * HIDDEN, 1])
 
     def test_sessions_and_heads_come_and_go(self):
         before = self.scrape()

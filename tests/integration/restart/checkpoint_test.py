@@ -271,6 +271,21 @@ class Checkpoints(unittest.TestCase):
             self.assertNotEqual(again.incarnation, session.incarnation)
             self.assertEqual(([mark.accepted for mark in again.lanes], again.restores), ([3], 1))
 
+    def test_a_head_of_the_configuration_stays_parked_over_a_drain(self):
+        config = os.path.join(os.path.dirname(self.folder), "config.json")
+        with open(config, "w", encoding="utf-8") as file:
+            json.dump({"heads": [{"name": "h", "vocab_size": VOCAB, "hidden_size": HIDDEN, "weight_dtype": "float32"}]}, file)
+        flags = (f"--config={config}", "--parking_bytes=1M", "--restore")
+        with self.server(*flags) as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            head_pb2_grpc.HeadServiceStub(channel).ParkHead(head_pb2.ParkHeadRequest(name="h"))
+            self.assertEqual(server.stop(), 0)
+        with self.server(*flags) as server, connect(server) as channel:
+            self.assertEqual(self.head(channel).parked_bytes, VOCAB * HIDDEN * 4)
+            self.save(channel, "back")
+            self.assertEqual(self.head(channel).parked_bytes, 0)
+            self.assertEqual(self.head(channel).weight_version, 1)
+
     def test_the_drain_call_does_what_sigterm_does(self):
         self.drained(lambda server, channel: status_pb2_grpc.StatusServiceStub(channel).Drain(status_pb2.DrainRequest()))
 

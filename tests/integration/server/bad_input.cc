@@ -9,6 +9,7 @@ namespace {
 TestServerOptions SmallLimits() {
   TestServerOptions options;
   options.engine.memory_limit_bytes = 64 << 20;
+  options.engine.parking_bytes = 1 << 20;
   options.engine.chunk_limits.max_chunk_bytes = kMaxChunkBytes;
   options.engine.chunk_limits.max_chunk_tokens = 256;
   options.engine.lane_credit_bytes = kCredit;

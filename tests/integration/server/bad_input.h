@@ -84,6 +84,7 @@ std::vector<Case> StreamCases();   // messages in the wrong place
 std::vector<Case> CallCases();     // unary calls and row streams
 std::vector<Case> StepCases();     // the optimizer
 std::vector<Case> CopyCases();     // copies of heads and averages
+std::vector<Case> ParkingCases();  // heads that are put aside
 std::vector<Case> LogitsCases();   // calls for logits
 std::vector<Case> ClientCases();   // clients that vanish, stall, talk nonsense or run out of disk
 

@@ -16,8 +16,8 @@ using ::testing::HasSubstr;
 
 std::vector<Case> AllCases() {
   std::vector<Case> all;
-  for (const auto& cases :
-       {ContentCases(), StreamCases(), CallCases(), CopyCases(), StepCases(), LogitsCases(), ClientCases()}) {
+  for (const auto& cases : {ContentCases(), StreamCases(), CallCases(), CopyCases(), ParkingCases(),
+                            StepCases(), LogitsCases(), ClientCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;

@@ -157,6 +157,32 @@ class Together(TestCase):
             self.assertEqual(epochs(server.log()), [pids])
             self.assertEqual(server.stop(), 0)
 
+    def test_a_head_of_all_ranks_is_parked_and_comes_back(self):
+        with self.group("--parking_bytes=64MiB", devices="cpu,cpu,cpu") as server:
+            pids = await_serving(server, 1)
+            with grpc.insecure_channel(server.target) as channel:
+                heads = head_pb2_grpc.HeadServiceStub(channel)
+                create_head(channel, "h", 1000, 24, optimizer=head_pb2.Optimizer(kind=head_pb2.OPTIMIZER_KIND_ADAM))
+                weights = read_weights(channel, "h")
+                parked = heads.ParkHead(head_pb2.ParkHeadRequest(name="h")).head
+                self.assertEqual(parked.parked_bytes, 1000 * 24 * 4 * 3)
+                self.assertEqual(list(parked.memory), [])
+                clients = 16
+
+                def read(_):
+                    """As libraries do: asks again until it is there."""
+                    while True:
+                        try:
+                            return read_weights(channel, "h")
+                        except grpc.RpcError as error:
+                            self.assertEqual(error.code(), grpc.StatusCode.UNAVAILABLE)
+
+                with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+                    self.assertEqual(list(pool.map(read, range(clients))), [weights] * clients)
+                self.assertEqual(heads.GetHead(head_pb2.GetHeadRequest(name="h")).parked_bytes, 0)
+            self.assertEqual(epochs(server.log()), [pids])
+            self.assertEqual(server.stop(), 0)
+
     def test_a_rank_without_more_memory_refuses_heads_and_takes_weights(self):
         with self.group("--checkpoint_dir=" + os.path.join(self.folder, "checkpoints")) as server:
             pids = await_serving(server, 1)

@@ -216,6 +216,17 @@ TEST(StatusPage, SaysThatTheServerDrains) {
   EXPECT_THAT(StatusPage(status).body, HasSubstr(">draining<"));
 }
 
+TEST(StatusPage, NamesTheHeadsThatAreParked) {
+  ServerStatus status = Example();
+  EXPECT_THAT(StatusPage(status).body, Not(HasSubstr("Parked")));
+  status.parked = {{kEvil, int64_t{3} << 29}};
+  const std::string line = std::string("Parked in the host's memory, until they are used: ") + kHarmless;
+  EXPECT_THAT(StatusPage(status).body, HasSubstr(line + " (1.5 GiB)"));
+  status.heads.clear();
+  EXPECT_THAT(StatusPage(status).body, HasSubstr("There are none on the device."));
+  EXPECT_THAT(StatusPage(status).body, HasSubstr(line));
+}
+
 TEST(StatusPage, AnEmptyServerHasAPageToo) {
   EXPECT_THAT(StatusPage({}).body, HasSubstr("There are none yet."));
 }

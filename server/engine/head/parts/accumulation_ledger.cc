@@ -88,14 +88,14 @@ uint64_t AccumulationLedger::Withdraw(Lane& lane) {
   return withdrawn;
 }
 
-std::vector<SessionMarks> AccumulationLedger::WindowMarks() const {
+std::vector<SessionMarks> AccumulationLedger::WindowMarksOf(const Sessions& sessions, bool sealed) {
   std::vector<SessionMarks> all;
-  for (const auto& [id, session] : sessions_) {
+  for (const auto& [id, session] : sessions) {
     SessionMarks marks{id, {}};
     bool contributed = false;
     for (size_t i = 0; i < session.lanes.size(); ++i) {
       const Lane& lane = session.lanes[i];
-      const uint64_t accepted = sealed_ ? lane.next_base : lane.accepted;
+      const uint64_t accepted = sealed ? lane.next_base : lane.accepted;
       contributed = contributed || accepted > lane.base;
       marks.lanes.push_back({static_cast<int32_t>(i), accepted, std::min(accepted, lane.applied)});
     }

@@ -57,6 +57,7 @@ class AccumulationLedger {
     // It is closed, the window holds nothing of it, and nothing of it is still being computed.
     bool is_over() const;
   };
+  using Sessions = std::map<std::string, Session, std::less<>>;
 
   enum class Place { kNext, kRepeat, kGap };
 
@@ -87,14 +88,14 @@ class AccumulationLedger {
 
   // What a flush has to name: the marks of every session that accepted a chunk in this window; of one that is
   // sealed, as they were then.
-  std::vector<SessionMarks> WindowMarks() const;
+  std::vector<SessionMarks> WindowMarks() const { return WindowMarksOf(sessions_, sealed_); }
+  static std::vector<SessionMarks> WindowMarksOf(const Sessions& sessions, bool sealed);
   // Whether this session, or one before it of the same client, has accepted a chunk in this window or, while
   // that is sealed, in the one behind it.
   bool InWindow(absl::string_view session_id) const;
   // Ok if `named` gives exactly the accepted mark of every lane that contributed (and of any other lane it
   // names). Otherwise FAILED_PRECONDITION naming the first difference.
   absl::Status Match(std::span<const SessionMarks> named) const { return Match(sessions_, named); }
-  using Sessions = std::map<std::string, Session, std::less<>>;
   static absl::Status Match(const Sessions& sessions, std::span<const SessionMarks> named);
   // True when everything accepted is applied.
   bool Settled() const;

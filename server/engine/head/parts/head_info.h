@@ -31,6 +31,7 @@ struct HeadInfo {
   int64_t max_logits_rows = 0;
   std::string flush_id;                   // of the flush that holds the window; empty: none does
   std::optional<absl::Time> flush_since;  // BeginFlush, until it is committed or aborted
+  int64_t parked_bytes = 0;               // of the host; 0: it is not parked
 };
 
 // For those who look often: of one moment, and at little cost.

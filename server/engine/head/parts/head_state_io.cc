@@ -52,6 +52,19 @@ absl::Status AppendTiles(const DeterministicTiles::Content& tiles, const StateSi
 
 }  // namespace
 
+FileSizes SizesOf(const HeadConfig& config, const std::vector<StateTensor>& tensors,
+                  const std::vector<std::string>& gradients) {
+  FileSizes sizes;
+  for (const StateTensor& tensor : tensors) {
+    sizes[TensorFile(tensor.name)] = tensor.rows * tensor.columns * kernels::SizeOf(tensor.type);
+  }
+  for (const std::string& gradient : gradients) {
+    sizes[gradient] = config.gradient_bytes();
+    if (config.bias) sizes[BiasOf(gradient)] = config.bias_gradient_bytes();
+  }
+  return sizes;
+}
+
 const std::string& KeyOf(const StateKeys& keys, const StateTensor& tensor) {
   return IsWeight(tensor.name) ? keys.weights : keys.optimizer;
 }

@@ -4,6 +4,8 @@
 #ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_HEAD_STATE_IO_H_
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_HEAD_STATE_IO_H_
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +19,11 @@ namespace lossd::engine {
 
 // Files of a checkpoint, and keys under which the head would save the same content again.
 using FileKeys = std::vector<std::pair<std::string, std::string>>;
+
+// Bytes of the files of such a head, by their names.
+using FileSizes = std::map<std::string, int64_t>;
+FileSizes SizesOf(const HeadConfig& config, const std::vector<StateTensor>& tensors,
+                  const std::vector<std::string>& gradients);
 
 // Files that have the same key have the same content.
 struct StateKeys {

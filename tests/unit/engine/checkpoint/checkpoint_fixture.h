@@ -39,9 +39,10 @@ class CheckpointTest : public DeterministicTest {
     StopEngine();
     store_ = *CheckpointStore::Open(folder_.path());
     EngineOptions options;
-    options.memory_limit_bytes = int64_t{1} << 30;
+    options.memory_limit_bytes = memory_limit_bytes_;
     options.chunk_limits = {.max_chunk_bytes = 1 << 16, .max_chunk_tokens = max_chunk_tokens};
     options.checkpoints = store_;
+    options.parking_bytes = parking_bytes_;
     std::optional<DrainRecord> drain;
     if (start == Start::kDrained) drain = *store_->ReadDrain();
     if (drain.has_value()) options.incarnation = drain->incarnation;
@@ -131,6 +132,9 @@ class CheckpointTest : public DeterministicTest {
   }
 
   CheckpointFolder folder_;
+  // The next engine has:
+  int64_t memory_limit_bytes_ = int64_t{1} << 30;
+  int64_t parking_bytes_ = 0;
   std::shared_ptr<CheckpointStore> store_;
   absl::StatusOr<std::vector<CheckpointInfo>> restored_ = std::vector<CheckpointInfo>();
 };

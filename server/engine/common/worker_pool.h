@@ -1,6 +1,6 @@
 // A few threads for work that its caller must not do itself.
-#ifndef LOSSD_SERVER_RPC_CALLS_WORKER_POOL_H_
-#define LOSSD_SERVER_RPC_CALLS_WORKER_POOL_H_
+#ifndef LOSSD_SERVER_ENGINE_COMMON_WORKER_POOL_H_
+#define LOSSD_SERVER_ENGINE_COMMON_WORKER_POOL_H_
 
 #include <cstddef>
 #include <deque>
@@ -14,7 +14,7 @@
 #include "server/engine/common/mutex.h"
 #include "server/engine/common/retry_slots.h"
 
-namespace lossd::rpc {
+namespace lossd::engine {
 
 // Thread-safe.
 class WorkerPool {
@@ -38,14 +38,14 @@ class WorkerPool {
   // Waits for one; none once the pool ends and nothing is left.
   std::optional<std::function<void()>> Next() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  engine::Mutex mutex_;
-  engine::CondVar wake_;
+  Mutex mutex_;
+  CondVar wake_;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  engine::RetrySlots retry_slots_;
+  RetrySlots retry_slots_;
   std::vector<std::thread> threads_;
 };
 
-}  // namespace lossd::rpc
+}  // namespace lossd::engine
 
-#endif  // LOSSD_SERVER_RPC_CALLS_WORKER_POOL_H_
+#endif  // LOSSD_SERVER_ENGINE_COMMON_WORKER_POOL_H_

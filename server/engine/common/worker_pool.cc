@@ -1,4 +1,4 @@
-#include "server/rpc/calls/worker_pool.h"
+#include "server/engine/common/worker_pool.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
 
-namespace lossd::rpc {
+namespace lossd::engine {
 
 WorkerPool::WorkerPool(int threads) {
   for (int i = 0; i < std::max(1, threads); ++i) threads_.emplace_back([this] { Work(); });
@@ -15,7 +15,7 @@ WorkerPool::WorkerPool(int threads) {
 
 WorkerPool::~WorkerPool() {
   {
-    const engine::MutexLock lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.NotifyAll();
@@ -24,7 +24,7 @@ WorkerPool::~WorkerPool() {
 
 void WorkerPool::Run(std::function<void()> task) {
   {
-    const engine::MutexLock lock(mutex_);
+    const MutexLock lock(mutex_);
     tasks_.push_back(std::move(task));
   }
   wake_.NotifyOne();
@@ -32,12 +32,12 @@ void WorkerPool::Run(std::function<void()> task) {
 
 absl::Status WorkerPool::TryRun(std::function<void()> task) {
   {
-    const engine::MutexLock lock(mutex_);
+    const MutexLock lock(mutex_);
     if (tasks_.size() >= kMostWaiting) {
-      absl::Status status = engine::MakeError(
-          absl::StatusCode::kResourceExhausted, engine::RejectReason::kOverload, "",
+      absl::Status status = MakeError(
+          absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "",
           absl::StrCat("the server has ", tasks_.size(), " calls of this kind waiting; try again later"));
-      engine::AttachRetryDelay(&status, retry_slots_.Next(engine::MonotonicNow()));
+      AttachRetryDelay(&status, retry_slots_.Next(MonotonicNow()));
       return status;
     }
     tasks_.push_back(std::move(task));
@@ -52,7 +52,7 @@ void WorkerPool::Work() {
 }
 
 std::optional<std::function<void()>> WorkerPool::Next() {
-  const engine::MutexLock lock(mutex_);
+  const MutexLock lock(mutex_);
   while (!stopping_ && tasks_.empty()) wake_.Wait(mutex_);
   if (tasks_.empty()) return std::nullopt;
   std::function<void()> task = std::move(tasks_.front());
@@ -60,4 +60,4 @@ std::optional<std::function<void()>> WorkerPool::Next() {
   return task;
 }
 
-}  // namespace lossd::rpc
+}  // namespace lossd::engine

@@ -1,4 +1,4 @@
-#include "server/rpc/calls/worker_pool.h"
+#include "server/engine/common/worker_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 #include "server/engine/common/errors.h"
 
-namespace lossd::rpc::worker_pool_test {
+namespace lossd::engine::worker_pool_test {
 namespace {
 
 TEST(WorkerPool, RefusesCallsBeyondItsQueueWithADelayAndTakesThemAgainLater) {
@@ -44,4 +44,4 @@ TEST(WorkerPool, RefusesCallsBeyondItsQueueWithADelayAndTakesThemAgainLater) {
 }
 
 }  // namespace
-}  // namespace lossd::rpc::worker_pool_test
+}  // namespace lossd::engine::worker_pool_test
