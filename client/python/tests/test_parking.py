@@ -39,11 +39,11 @@ def test_a_parked_head_trains_on(make_head: MakeHead) -> None:
     hidden = np.ones((4, 16), np.float32)
     labels = np.arange(4)
     with head.open_session() as session:
-        first = session.compute(labels, hidden).losses
+        first = session.compute(hidden, labels).losses
     head.park()
     head.step(0.1)
     with head.open_session() as session:
-        second = session.compute(labels, hidden).losses
+        second = session.compute(hidden, labels).losses
     assert head.info().optimizer_steps == 1
     assert np.all(second != first)
 
