@@ -121,7 +121,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::Revive(std::shared_ptr<const Parke
   absl::StatusOr<std::shared_ptr<Head>> head = MakeHead(state.config, false);
   if (!head.ok()) return head;
   std::promise<absl::Status> restored;
-  (*head)->Restore(Head::RestoreAs::kDrained, {state.restores, state.weight_version}, parked, {},
+  (*head)->Restore(Head::RestoreAs::kDrained, {state.restores, state.weight_version}, std::move(parked), {},
                    [&restored](const absl::StatusOr<FileKeys>& keys) { restored.set_value(keys.status()); });
   absl::Status back = restored.get_future().get();
   if (back.ok()) return head;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/head/parts/logits_call.h"
 
 namespace lossd::engine {
 
@@ -32,8 +33,9 @@ absl::Status ParkedHead::Add(const std::string& name, const std::string& /*key*/
   if (file == files_.end()) return absl::InternalError(absl::StrCat("no room was taken for ", name));
   std::span<std::byte> room = file->second.span();
   return fill([&room, &name](std::span<const std::byte> bytes) {
-    if (bytes.size() > room.size())
+    if (bytes.size() > room.size()) {
       return absl::InternalError(absl::StrCat(name, " is larger than was said"));
+    }
     std::copy(bytes.begin(), bytes.end(), room.begin());
     room = room.subspan(bytes.size());
     return absl::OkStatus();

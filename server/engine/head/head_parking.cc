@@ -18,12 +18,13 @@ void Head::Park(ParkingPlace place, const absl::Status& parked, SavedCallback do
     if (unused.ok()) {
       // What its teaching waits for in other heads is done with the weights that there are.
       PostLastLocked({.closes = LastTask::Closes::kNone, .changes_weights = true},
-                     [self = shared_from_this(), place = std::move(place), parked, done] {
+                     [self = shared_from_this(), place = std::move(place), parked, done = std::move(done)] {
                        self->ParkNow(place, parked, done);
                      });
+      return;
     }
   }
-  if (!unused.ok()) done(unused);
+  done(unused);
 }
 
 void Head::ParkNow(const ParkingPlace& place, const absl::Status& parked, const SavedCallback& done) {
