@@ -131,6 +131,11 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::Revive(std::shared_ptr<const Parke
 }
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::FindHeadAndWait(const std::string& name) {
+  {
+    // Most heads are not parked, and another one may be long in the making.
+    const MutexLock lock(mutex_);
+    if (!parked_.contains(name)) return FindHereLocked(name);
+  }
   const MutexLock creating(create_mutex_);
   if (absl::Status back = BringBack(name); !back.ok()) return back;
   return FindHere(name);
