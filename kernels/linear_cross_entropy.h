@@ -78,7 +78,7 @@ struct RowReturns {
   float* entropy = nullptr;          // [N] −Σ p log p, in nats
   int32_t* prediction = nullptr;     // [N] the token of the largest s
   int32_t* target_rank = nullptr;    // [N] tokens whose s is above the label's: 0 if that is the largest
-  float* divergence = nullptr;       // [N] D, before every weight; with a teacher only
+  float* divergence = nullptr;       // [N] D, before every weight; with soft targets only
   int32_t top_k = 0;                 // 0 to kMostTopK and V
   int32_t* top_tokens = nullptr;     // [N, top_k], best first
   float* top_log_probabilities = nullptr;  // [N, top_k] s − ℓ
@@ -101,6 +101,20 @@ struct TokenLists {
   bool given() const { return offsets != nullptr; }
   int64_t size(int64_t row) const { return offsets[row + 1] - offsets[row]; }
 };
+
+// Soft targets of each row on a list of tokens: q of its tokens, and what they leave of 1 for all others
+// together.
+struct TargetLists {
+  TokenLists lists = {};
+  const float* probabilities =
+      nullptr;  // q [offsets[N]], finite and at least 0; those of a list at most 1.001
+
+  bool given() const { return lists.given(); }
+};
+
+// The least probability that all tokens outside a list count with together: it is what the list's leave of 1,
+// whose digits end at about 1e-6.
+inline constexpr double kLeastRest = 0x1p-16;
 
 // One batch of rows. Notation of docs/numerics.md: N tokens, V vocab, H hidden.
 struct LinearCrossEntropyParams {
@@ -130,7 +144,7 @@ struct LinearCrossEntropyParams {
   int64_t ignore_index = -100;
 
   LossOptions options;
-  const Teacher* teacher = nullptr;  // null: no soft targets, and `distillation` means nothing
+  const Teacher* teacher = nullptr;  // null: none, and `distillation` means nothing but for target_lists
   Distillation distillation;
   const float* class_weights = nullptr;  // w [V], finite and at least 0, with a finite sum; null: none
   const float* token_weights = nullptr;  // a [N], finite: of the row's loss and its gradients; null: 1
@@ -144,6 +158,11 @@ struct LinearCrossEntropyParams {
   // that is computed has its label. kUnsupported together with label smoothing, soft targets, top_k or
   // several ranks.
   TokenLists kept_tokens;
+  // Given: a row's divergence is that of q, with all tokens outside its list as one whose probability is what
+  // is left of 1, from the row's own distribution; `distillation` has its weight and the cross-entropy's, and
+  // is of kForwardKl with temperature 1. kUnsupported together with label smoothing, a teacher, kept tokens
+  // or several segments.
+  TargetLists target_lists;
 
   float gradient_scale = 1.0f;  // g: multiplies dX and dW (u's and ω's parts as well), not the losses
   // g_z: what multiplies the z-loss's part of them instead, whose normaliser may be another one; none: g.

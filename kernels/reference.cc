@@ -47,7 +47,8 @@ struct Terms {
     return params.class_weights == nullptr ? 1.0 : params.class_weights[v];
   }
   // The factor of the cross-entropy.
-  double LabelWeight() const { return params.teacher == nullptr ? 1.0 : params.distillation.label_weight; }
+  bool Distils() const { return params.teacher != nullptr || params.target_lists.given(); }
+  double LabelWeight() const { return Distils() ? params.distillation.label_weight : 1.0; }
 
   std::vector<double> TeacherLogits(int64_t row) const {
     const Teacher& teacher = *params.teacher;
@@ -84,6 +85,7 @@ class Row {
     }
     own_ = std::exp(logits_[label_] - largest);
     log_sum_exp_ = largest + std::log(others_ + own_);
+    if (params.target_lists.given()) CompareWithTargets(params.target_lists);
     if (params.teacher == nullptr) return;
     divergence_ = DivergenceOf(params.distillation, logits_, terms.TeacherLogits(index));
   }
@@ -103,9 +105,8 @@ class Row {
     }
     const double cost = (1 - epsilon) * terms_.ClassWeight(label_) * -log_probability() +
                         epsilon / static_cast<double>(terms_.params.vocab) * smoothing;
-    const double soft = terms_.params.teacher == nullptr
-                            ? 0.0
-                            : static_cast<double>(terms_.params.distillation.weight) * divergence();
+    const double soft =
+        terms_.Distils() ? static_cast<double>(terms_.params.distillation.weight) * divergence() : 0.0;
     return TokenWeight() * (terms_.LabelWeight() * cost + soft) + z_loss();
   }
   double divergence() const { return divergence_.value; }
@@ -141,7 +142,7 @@ class Row {
       const double ds = v == label_ ? (alpha - beta) * own_ / sum - beta * others_ / sum : alpha * p;
       double of_logit = ds - gamma * terms_.ClassWeight(v);
       if (of_entropy != 0) of_logit -= of_entropy * p * (logits_[v] - mean);
-      if (params.teacher != nullptr) {
+      if (terms_.Distils()) {
         of_logit += TokenWeight() * g * params.distillation.weight * divergence_.slopes[v];
       }
       const double dz = params.options.logit_scale * Slope(logits_[v]) * of_logit;
@@ -167,6 +168,35 @@ class Row {
       listed[kept.tokens[i]] = logits_[kept.tokens[i]];
     }
     logits_ = std::move(listed);
+  }
+  // D = Σ q log(q / p) + R log(R / P), R and P what the list leaves of 1 and of the row's own distribution.
+  void CompareWithTargets(const TargetLists& targets) {
+    std::vector<double> target(logits_.size());
+    std::vector<bool> listed(logits_.size());
+    double rest = 1;
+    double left = 1;
+    for (int64_t i = targets.lists.offsets[index_]; i < targets.lists.offsets[index_ + 1]; ++i) {
+      const int32_t token = targets.lists.tokens[i];
+      const double q = targets.probabilities[i];
+      const double log_p = logits_[token] - log_sum_exp_;
+      listed[token] = true;
+      target[token] = q;
+      rest -= q;
+      left -= std::exp(log_p);
+      if (q > 0) divergence_.value += q * (std::log(q) - log_p);
+    }
+    rest = std::max(rest, 0.0);
+    const bool counts = left > kLeastRest;
+    if (rest > 0) divergence_.value += rest * std::log(rest / std::max(left, kLeastRest));
+    // Σ q s - (Σ q) ℓ, and of the rest log P, unless P is its least: that is a constant.
+    double mass = counts ? rest : 0;
+    for (const double q : target) mass += q;
+    divergence_.slopes.resize(logits_.size());
+    for (size_t v = 0; v < logits_.size(); ++v) {
+      const double p = std::exp(logits_[v] - log_sum_exp_);
+      divergence_.slopes[v] = mass * p - target[v];
+      if (!listed[v] && counts) divergence_.slopes[v] -= rest / left * p;
+    }
   }
   double Slope(double s) const {
     const double cap = terms_.params.options.softcap;

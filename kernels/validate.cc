@@ -74,6 +74,19 @@ bool AreUnlisted(const LinearCrossEntropyParams& params) {
          params.returns.top_k > 0;
 }
 
+// The same of lists of soft targets, whose entries lie in one piece.
+bool AreUntargeted(const LinearCrossEntropyParams& params) {
+  const bool whole = params.shard == nullptr || params.shard->segments() == 1;
+  return !whole || params.teacher != nullptr || params.kept_tokens.given() ||
+         params.options.label_smoothing > 0;
+}
+
+bool AreUsable(const TargetLists& targets, const Distillation& distillation) {
+  if (targets.lists.tokens == nullptr || targets.probabilities == nullptr) return false;
+  return InRange(distillation) && distillation.divergence == Divergence::kForwardKl &&
+         distillation.temperature == 1;
+}
+
 bool AreUsable(const RowReturns& returns, int64_t vocab) {
   if (returns.top_k < 0 || returns.top_k > std::min<int64_t>(kMostTopK, vocab)) return false;
   if (returns.top_k > 0 && (returns.top_tokens == nullptr || returns.top_log_probabilities == nullptr)) {
@@ -115,6 +128,9 @@ Status ValidateInputs(const LinearCrossEntropyParams& params) {
     return Status::kInvalidArgument;
   }
   if (params.kept_tokens.given() && params.kept_tokens.tokens == nullptr) return Status::kInvalidArgument;
+  if (params.target_lists.given() && !AreUsable(params.target_lists, params.distillation)) {
+    return Status::kInvalidArgument;
+  }
   if (params.teacher != nullptr && !IsUsable(*params.teacher, params)) return Status::kInvalidArgument;
   return InRange(params.options) ? Status::kOk : Status::kInvalidArgument;
 }
@@ -151,6 +167,7 @@ Status ValidateStep(const LinearCrossEntropyParams& params) {
     return Status::kInvalidArgument;
   }
   if (params.kept_tokens.given() && AreUnlisted(params)) return Status::kUnsupported;
+  if (params.target_lists.given() && AreUntargeted(params)) return Status::kUnsupported;
   const bool writes_dw = params.weight_gradient != WeightGradient::kNone;
   if (writes_dw && params.dw == nullptr) return Status::kInvalidArgument;
   if (writes_dw && params.bias != nullptr && params.db == nullptr) return Status::kInvalidArgument;

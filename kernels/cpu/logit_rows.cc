@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/cpu/constants.h"
+#include "kernels/cpu/gathered/target_rows.h"
 #include "kernels/row_range.h"
 
 namespace lossd::kernels::cpu {
@@ -123,6 +124,37 @@ void LogitRows::Exponentiate(Pass pass, int64_t block, int64_t r, float* values,
   for (int64_t i = 0; i < columns; ++i) values[i] *= factors[i];
 }
 
+struct LogitRows::Listed {
+  BlockOfFloats values;
+  std::array<int32_t, kLibraryBlock> columns;
+  size_t count = 0;
+
+  void Add(int32_t column, float value) {
+    values[count] = value;
+    columns[count++] = column;
+  }
+  void WriteTo(float* to) const {
+    for (size_t i = 0; i < count; ++i) to[columns[i]] = values[i];
+  }
+};
+
+void LogitRows::FormListed(int64_t block, int64_t r, const float* exponentials, const float* logits,
+                           const float* factors, Listed* listed) const {
+  const int64_t first = block * tile_.block_columns;
+  const RowDetail& detail = tile_.row_details[r];
+  const TargetRow row = TargetRowOf(params_.target_lists, tile_.row_states[r].index);
+  for (size_t i = 0; i < row.tokens.size(); ++i) {
+    const int64_t column = row.tokens[i] - first;
+    if (column < 0 || column >= Columns(block)) continue;
+    float slope = detail.listed_slope;
+    if (params_.entropy_gradients != nullptr && exponentials[column] > 0) {
+      slope -= detail.spread * (logits[column] - detail.largest - detail.mean);
+    }
+    const float value = slope * exponentials[column] - detail.target * row.probabilities[i];
+    listed->Add(static_cast<int32_t>(column), factors == nullptr ? value : value * factors[column]);
+  }
+}
+
 // The row's sums are known, and with them its slope and level.
 void LogitRows::FormGradient(int64_t block, int64_t r, float* values, const float* factors) const {
   const int64_t first = block * tile_.block_columns;
@@ -139,6 +171,8 @@ void LogitRows::FormGradient(int64_t block, int64_t r, float* values, const floa
     std::memcpy(logits.data(), values, static_cast<size_t>(columns) * sizeof(float));
   }
   if (form_ == GradientForm::kFromLogits) kernels_.exp_row(values, columns, row.offset, row.exponent);
+  Listed listed;
+  if (params_.target_lists.given()) FormListed(block, r, values, logits.data(), factors, &listed);
   const float* weights = params_.class_weights == nullptr ? nullptr : params_.class_weights + first;
   float slope = detail.slope;
   if (spreads) {
@@ -155,6 +189,7 @@ void LogitRows::FormGradient(int64_t block, int64_t r, float* values, const floa
       for (int64_t i = 0; i < columns; ++i) values[i] *= factors[i];
     }
   }
+  listed.WriteTo(values);
   const int64_t label = row.label - first;
   if (label >= 0 && label < columns) values[label] = 0.0f;
 }

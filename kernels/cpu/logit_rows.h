@@ -16,7 +16,7 @@ namespace lossd::kernels::cpu {
 // What the products for dX and dW take from the tile.
 enum class GradientForm {
   kExponentials,      // E (times softcap's derivative): the rest is a factor of the row
-  kFromExponentials,  // label smoothing: made from E where it lies, once the row's sum is known
+  kFromExponentials,  // label smoothing, targets on lists: made from E, once the row's sum is known
   kFromLogits,        // where that takes more than E as it is kept: from the logits, multiplied again or kept
 };
 
@@ -53,6 +53,10 @@ class LogitRows {
   void ChooseExponent(const float* logits, int64_t columns, RowState& row) const;
   void Exponentiate(Pass pass, int64_t block, int64_t r, float* values, const float* factors) const;
   void FormGradient(int64_t block, int64_t r, float* values, const float* factors) const;
+  // Tokens of a block that are in the row's list of soft targets.
+  struct Listed;
+  void FormListed(int64_t block, int64_t r, const float* exponentials, const float* logits,
+                  const float* factors, Listed* listed) const;
   int64_t Columns(int64_t block) const;
   bool smooths() const { return params_.options.label_smoothing > 0; }
   bool caps() const { return params_.options.softcap > 0; }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/cpu/constants.h"
+#include "kernels/cpu/gathered/target_rows.h"
 #include "kernels/row_range.h"
 
 namespace lossd::kernels::cpu {
@@ -72,7 +73,7 @@ RowFinish::RowFinish(const LinearCrossEntropyParams& params, const Vocabulary& v
 
 RowFactors RowFinish::Finish(const KnownRow& row) const {
   const RowTotals& totals = row.totals;
-  if (totals.overflowed || (distils() && !row.soft->finite)) return FinishOverflowed(row.index);
+  if (totals.overflowed || (has_teacher() && !row.soft->finite)) return FinishOverflowed(row.index);
   const double log_sum_exp = std::log(totals.sum) + totals.units.exponent * kLn2 + totals.units.offset;
   const double cost =
       MinusLogProbability(totals.target_logit, totals.target_exponential, totals.sum, log_sum_exp);
@@ -83,8 +84,16 @@ RowFactors RowFinish::Finish(const KnownRow& row) const {
     if (!std::isfinite(smoothing)) return FinishOverflowed(row.index);  // a logit is -∞
     loss += smoothing;
   }
+  TargetSums sums;
+  TargetShares shares;
+  if (has_lists()) {
+    sums = SumTargets(params_, row.index);
+    shares = SharesOf(sums, log_sum_exp);
+  } else if (has_teacher()) {
+    shares.divergence = row.soft->divergence;
+  }
   if (distils()) {
-    loss = Weighted(LabelWeight(), loss) + Weighted(params_.distillation.weight, row.soft->divergence);
+    loss = Weighted(LabelWeight(), loss) + Weighted(params_.distillation.weight, shares.divergence);
   }
   double z_loss = 0;
   if (options.lse_square_scale > 0) {
@@ -92,15 +101,17 @@ RowFactors RowFinish::Finish(const KnownRow& row) const {
     loss += z_loss;
   }
   RowFactors factors;
-  if (!FindFactors(row, log_sum_exp, &factors)) return FinishOverflowed(row.index);
+  const SoftPart soft = SoftPartOf(row, sums, shares);
+  if (!FindFactors(row, log_sum_exp, soft, &factors)) return FinishOverflowed(row.index);
   if (vocabulary_.answers()) {
     params_.losses[row.index] = static_cast<float>(Weighted(RowWeight(row.index), loss));
-    WriteReturns(row, log_sum_exp, cost, z_loss);
+    WriteReturns(row, log_sum_exp, cost, z_loss, shares.divergence);
   }
   return factors;
 }
 
-void RowFinish::WriteReturns(const KnownRow& row, double log_sum_exp, double cost, double z_loss) const {
+void RowFinish::WriteReturns(const KnownRow& row, double log_sum_exp, double cost, double z_loss,
+                             double divergence) const {
   const RowReturns& returns = params_.returns;
   const int64_t index = row.index;
   if (returns.log_sum_exp != nullptr) returns.log_sum_exp[index] = static_cast<float>(log_sum_exp);
@@ -108,7 +119,7 @@ void RowFinish::WriteReturns(const KnownRow& row, double log_sum_exp, double cos
   if (returns.log_probability != nullptr) returns.log_probability[index] = static_cast<float>(-cost);
   if (returns.entropy != nullptr) returns.entropy[index] = static_cast<float>(Entropy(row.totals));
   if (returns.divergence != nullptr && distils()) {
-    returns.divergence[index] = static_cast<float>(row.soft->divergence);
+    returns.divergence[index] = static_cast<float>(divergence);
   }
   WriteOrder(row, log_sum_exp);
 }
@@ -162,8 +173,29 @@ double RowFinish::EntropyGradient(int64_t index) const {
   return static_cast<double>(params_.gradient_scale) * params_.entropy_gradients[index];
 }
 
+RowFinish::SoftPart RowFinish::SoftPartOf(const KnownRow& row, const TargetSums& sums,
+                                          const TargetShares& shares) const {
+  SoftPart soft;
+  if (!distils()) return soft;
+  soft.factor = RowWeight(row.index) * params_.gradient_scale * params_.distillation.weight /
+                params_.distillation.temperature;
+  if (has_teacher()) {
+    soft.reach = std::fabs(soft.factor) * row.soft->reach;
+    soft.label = soft.factor * row.soft->label_slope;
+    return soft;
+  }
+  const double p = row.totals.target_exponential / row.totals.sum;
+  soft.others = soft.factor * shares.others;
+  soft.listed = soft.factor * shares.listed;
+  soft.label = sums.has_own ? soft.listed * p - soft.factor * sums.own : soft.others * p;
+  // Those of the list at most Σ q p and Σ q, of the others R p / P and p.
+  soft.reach = 4 * std::fabs(soft.factor);
+  return soft;
+}
+
 // False if the row's gradient is so large that sums of many such rows might not be finite.
-bool RowFinish::FindFactors(const KnownRow& row, double log_sum_exp, RowFactors* factors) const {
+bool RowFinish::FindFactors(const KnownRow& row, double log_sum_exp, const SoftPart& soft,
+                            RowFactors* factors) const {
   const RowTotals& totals = row.totals;
   const LossOptions& options = params_.options;
   const double scale = params_.gradient_scale;
@@ -194,31 +226,26 @@ bool RowFinish::FindFactors(const KnownRow& row, double log_sum_exp, RowFactors*
     entropy_reach = 2 * std::fabs(delta) * std::log(static_cast<double>(vocabulary_.entries()));
   }
   double factor = options.logit_scale;
-  // The factor of the divergence's slopes times T.
-  double soft = 0;
-  double soft_reach = 0;
-  if (distils()) {
-    soft = row_weight * scale * params_.distillation.weight / params_.distillation.temperature;
-    soft_reach = std::fabs(soft) * row.soft->reach;
-    label += soft * row.soft->label_slope;
-  }
-  factors->numerator = factor * alpha;
+  label += soft.label;
+  factors->numerator = factor * (alpha + soft.others);
   // A segment's own scale is no larger.
   float largest_scale = static_cast<float>(factors->numerator / totals.smallest_sum);
   if (form_ != GradientForm::kExponentials) {
     label -= gamma * ClassWeight(row.label);
     // Divided by their size here, so that the values in the tile are about as large as p.
-    const double size = std::fabs(alpha) + std::fabs(gamma) + std::fabs(soft) + std::fabs(delta);
+    const double size = std::fabs(alpha) + std::fabs(gamma) + std::fabs(soft.factor) + std::fabs(delta);
     factors->scale = largest_scale = static_cast<float>(factor * size);
-    factors->numerator = size > 0 ? alpha / size : 0.0;
+    factors->numerator = size > 0 ? (alpha + soft.others) / size : 0.0;
+    factors->listed_numerator = size > 0 ? (alpha + soft.listed) / size : 0.0;
+    factors->target = size > 0 ? static_cast<float>(soft.factor / size) : 0.0f;
     factors->level = size > 0 ? static_cast<float>(gamma / size) : 0.0f;
     factors->spread = size > 0 ? delta / size : 0.0;
     factors->largest = totals.largest;
     factors->mean = static_cast<float>(mean);
-    if (distils()) row.soft->factor = size > 0 ? static_cast<float>(soft / size) : 0.0f;
+    if (has_teacher()) row.soft->factor = factors->target;
   }
   const double bound = factor * std::max({std::fabs(alpha), std::fabs(beta),
-                                          std::fabs(gamma) * class_weight_sum_, soft_reach, entropy_reach});
+                                          std::fabs(gamma) * class_weight_sum_, soft.reach, entropy_reach});
   if (options.softcap > 0) factor *= totals.label_factor;
   factors->target_gradient = static_cast<float>(factor * label);
   factors->weightless = largest_scale == 0 && factors->target_gradient == 0;

@@ -11,6 +11,7 @@
 #include "kernels/cpu/simd_kernels.h"
 #include "kernels/cpu/soft_tile.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/target_shares.h"
 
 namespace lossd::kernels::cpu {
 
@@ -40,13 +41,17 @@ struct KnownRow {
 // What all segments make a row's gradient of.
 struct RowFactors {
   bool overflowed = false;
-  bool weightless = false;    // the gradient is 0
-  double numerator = 0;       // over S in a segment's units: the scale of its E, or their slope
-  float scale = 0;            // of gradients that are formed element by element
-  float level = 0;            // of those
-  double spread = 0;          // of those, over S as the numerator is
-  float largest = 0;          // s, with a spread
-  float mean = 0;             // Σ p (s - largest), with a spread
+  bool weightless = false;  // the gradient is 0
+  double numerator = 0;     // over S in a segment's units: the scale of its E, or their slope
+  float scale = 0;          // of gradients that are formed element by element
+  float level = 0;          // of those
+  double spread = 0;        // of those, over S as the numerator is
+  float largest = 0;        // s, with a spread
+  float mean = 0;           // Σ p (s - largest), with a spread
+  // With soft targets on a list the numerator is that of all tokens outside it. These are the list's own,
+  // and what q is multiplied by.
+  double listed_numerator = 0;
+  float target = 0;
   float target_gradient = 0;  // of the label's entry
 };
 
@@ -65,13 +70,25 @@ class RowFinish {
   float ClassWeight(int64_t label) const;
   double SmoothingCost(const RowTotals& row, double cost) const;
   double Entropy(const RowTotals& row) const;
-  void WriteReturns(const KnownRow& row, double log_sum_exp, double cost, double z_loss) const;
+  void WriteReturns(const KnownRow& row, double log_sum_exp, double cost, double z_loss,
+                    double divergence) const;
   void WriteOrder(const KnownRow& row, double log_sum_exp) const;
   double LabelWeight() const;
   double EntropyGradient(int64_t index) const;
-  bool FindFactors(const KnownRow& row, double log_sum_exp, RowFactors* factors) const;
+  // What soft targets make of a row's gradient.
+  struct SoftPart {
+    double factor = 0;  // of D's slopes; of a teacher's times T
+    double others = 0;  // what p is multiplied by, of tokens outside a list
+    double listed = 0;  // and of those in it
+    double label = 0;   // the label's part
+    double reach = 0;   // the most that all entries can add up to
+  };
+  SoftPart SoftPartOf(const KnownRow& row, const TargetSums& sums, const TargetShares& shares) const;
+  bool FindFactors(const KnownRow& row, double log_sum_exp, const SoftPart& soft, RowFactors* factors) const;
   RowFactors FinishOverflowed(int64_t index) const;
-  bool distils() const { return params_.teacher != nullptr; }
+  bool has_teacher() const { return params_.teacher != nullptr; }
+  bool has_lists() const { return params_.target_lists.given(); }
+  bool distils() const { return has_teacher() || has_lists(); }
 
   const LinearCrossEntropyParams& params_;
   const Vocabulary& vocabulary_;

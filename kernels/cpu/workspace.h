@@ -46,6 +46,9 @@ struct RowDetail {
   float spread = 0;
   float largest = 0;  // these two are of the whole row
   float mean = 0;
+  // The row's list of soft targets has a slope of its own, and a factor of q.
+  float listed_slope = 0;
+  float target = 0;
   float label_logit = 0;  // known before the row's first block
   int32_t above = 0;      // logits above it, so far; added to by any thread
   int32_t lock = 0;       // of the row's list of largest logits

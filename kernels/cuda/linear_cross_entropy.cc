@@ -7,6 +7,7 @@
 #include "kernels/cuda/losses/part_soft_targets.h"
 #include "kernels/cuda/losses/smoothing.h"
 #include "kernels/cuda/losses/soft_targets.h"
+#include "kernels/cuda/losses/target_lists.h"
 #include "kernels/cuda/portable/products.h"
 #include "kernels/cuda/portable/softmax_rows.h"
 #include "kernels/cuda/rows/bias.h"
@@ -67,6 +68,7 @@ Result LoadKernels(DataType weight_type) {
   LOSSD_CUDA_PASS_ON(LoadReturnKernels());
   LOSSD_CUDA_PASS_ON(LoadLogitOutputKernels());
   LOSSD_CUDA_PASS_ON(LoadSoftTargetKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(LoadTargetListKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadBiasKernels(weight_type));
   if (path == Path::kPortable) return {};
   LOSSD_CUDA_PASS_ON(LoadShardKernels());
@@ -278,6 +280,11 @@ TileRows LinearCrossEntropy::DescribeRows(const Shape& shape, Path path, const B
   tile.options = batch.options;
   tile.smoothing = SmoothingOf(batch.options);
   if (tile.entropy_gradients != nullptr) tile.smoothing = Smoothing::kElementwise;
+  if (batch.targets.offsets != nullptr) {
+    tile.smoothing = Smoothing::kElementwise;
+    tile.target_weight = batch.distillation.weight;
+    tile.label_weight = batch.distillation.label_weight;
+  }
   // With soft targets every entry has its own gradient in any case.
   if (batch.teacher != nullptr && tile.smoothing == Smoothing::kRankOne) {
     tile.smoothing = Smoothing::kElementwise;
@@ -306,11 +313,16 @@ TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int
   tile.x = b.x;
   tile.scaled_x = b.scaled_x;
   b.rows.GiveTo(&tile);
+  if (batch.targets.offsets != nullptr) {
+    tile.target_sums = b.rows.target_sums;
+    tile.target_factors = b.rows.target_factors;
+  }
   return tile;
 }
 
 bool LinearCrossEntropy::Holds(const Batch& batch) const {
-  if (path_ != Path::kHopper || batch.teacher != nullptr || batch.kept.offsets != nullptr) return false;
+  if (path_ != Path::kHopper || batch.teacher != nullptr) return false;
+  if (batch.kept.offsets != nullptr || batch.targets.offsets != nullptr) return false;
   if (batch.shard != nullptr && batch.shard->segments() > 1) return false;
   const TileRows tile = DescribeTile(batch, 0, 0, Buffers());
   return tile.smoothing != Smoothing::kElementwise || tile.spread;
@@ -403,9 +415,15 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
     if (SmoothingOf(tile.options) == Smoothing::kRankOne) {
       LOSSD_CUDA_PASS_ON(MultiplyVocabularySum(tile, stream));
     }
+    if (batch.targets.offsets != nullptr) {
+      LOSSD_CUDA_PASS_ON(SumTargets(tile, TargetsOf(batch, first), stream));
+    }
     Report("prepare");
     LOSSD_CUDA_PASS_ON(hopper ? HopperLosses(batch, tile, buffers, stream)
                               : PortableLosses(batch, tile, buffers, stream));
+    if (batch.targets.offsets != nullptr) {
+      LOSSD_CUDA_PASS_ON(PutTargetEntries(batch, first, tile, buffers, stream));
+    }
     if (tile.returns.whole_row()) LOSSD_CUDA_PASS_ON(ForgetOverflowedRows(tile, stream));
     if (batch.dx != nullptr) {
       LOSSD_CUDA_PASS_ON(hopper ? HopperInputGradient(batch, tile, buffers, stream)
@@ -424,6 +442,14 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
   }
   if (batch.rows == 0 && input_gradients != nullptr) LOSSD_CUDA_TRY(cudaEventRecord(input_gradients, stream));
   return {};
+}
+
+Result LinearCrossEntropy::PutTargetEntries(const Batch& batch, int64_t first, const TileRows& tile,
+                                            const Buffers& b, cudaStream_t stream) const {
+  if (!tile.gradient_wanted) return {};
+  // The portable path's lie where logits in fp32 did.
+  const int64_t stride = path_ == Path::kHopper ? b.stride : b.stride * 4 / SizeOf(shape_.weight_type);
+  return PutTargets(tile, TargetsOf(batch, first), b.exponentials, stride, stream);
 }
 
 // Computes the returns that need whole logits, for as many rows at a time as fit where E will be.

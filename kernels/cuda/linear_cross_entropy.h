@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/cuda/losses/target_lists.h"
 #include "kernels/cuda/memory/heads.h"
 #include "kernels/cuda/memory/owners.h"
 #include "kernels/cuda/memory/result.h"
@@ -120,6 +121,15 @@ class LinearCrossEntropy {
       std::span<const KeptTile> tiles = {};  // in memory of the host, until Run has returned
     };
     Kept kept;
+    // Soft targets on lists (TargetRows), whose weights `distillation` has. Such a batch has no label
+    // smoothing, no teacher and no kept tokens, and its vocabulary is in one piece.
+    struct Targets {
+      const int32_t* offsets = nullptr;  // null: none
+      const int32_t* tokens = nullptr;
+      const float* probabilities = nullptr;
+      float* logits = nullptr;  // [tokens], to be overwritten
+    };
+    Targets targets;
 
     // Phase one of rows of which there will be a phase two, and that; only of batches that Holds says so of.
     // kKeep: the batch's first row is left at `first_held`, the others behind it. kTake: they were left there
@@ -136,7 +146,7 @@ class LinearCrossEntropy {
     // Soft targets. Such a batch keeps nothing of label smoothing beside dW: smoothing_gradient and
     // classes.vocabulary_sum are not used. A workspace that RowsWithin says has no room for such a teacher is
     // cudaErrorInvalidValue.
-    const TeacherHead* teacher = nullptr;  // null: none, and `distillation` means nothing
+    const TeacherHead* teacher = nullptr;  // null: none, and `distillation` means nothing but for `targets`
     Distillation distillation;
     // Without class weights: as it is made, but for the sum, which is then the vocabulary's size whatever it
     // says. vocabulary_sum is SumVocabulary's and
@@ -249,6 +259,12 @@ class LinearCrossEntropy {
                                         float* dw, cudaStream_t stream) const;
   Result RunSegments(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients) const;
   Result RunDistillation(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients) const;
+  static ListedTargets TargetsOf(const Batch& batch, int64_t first) {
+    return {batch.targets.offsets + first, batch.targets.tokens, batch.targets.probabilities,
+            batch.targets.logits};
+  }
+  Result PutTargetEntries(const Batch& batch, int64_t first, const TileRows& tile, const Buffers& buffers,
+                          cudaStream_t stream) const;
   Result AddBiasGradients(const Batch& batch, const TileRows& tile, const Buffers& buffers, bool overwrite,
                           cudaStream_t stream);
   Result AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers, bool overwrite,

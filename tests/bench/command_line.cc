@@ -52,10 +52,19 @@ void AddLossOptions(CLI::App& command, CaseOptions& options) {
       ->capture_default_str();
   command.add_flag("--held", options.held,
                    "Have the step take the exponentials that losses alone have made (Hopper GPUs only)");
+  auto* kept =
+      command
+          .add_option("--kept", options.kept,
+                      "Tokens that each row keeps, random ones: its softmax is over these alone; 0: over all "
+                      "(GPU only)")
+          ->excludes(returns)
+          ->check(CLI::NonNegativeNumber)
+          ->capture_default_str();
   command
-      .add_option("--kept", options.kept,
-                  "Tokens that each row keeps, random ones: its softmax is over these alone; 0: over all "
-                  "(GPU only)")
+      .add_option(
+          "--targets", options.targets,
+          "Tokens of each row's list of soft targets, random ones beside the labels; 0: none (GPU only)")
+      ->excludes(kept)
       ->excludes(returns)
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -203,6 +212,7 @@ std::vector<KernelCase> Cases(const CaseOptions& options) {
   common.zeros = options.zeros;
   common.held = options.held;
   common.kept = options.kept;
+  common.targets = options.targets;
   std::vector<KernelCase> cases;
   for (const std::string& name : options.dtypes) {
     for (const DataType dtype : types.at(name)) {

@@ -32,11 +32,22 @@ kernels::TokenLists ListsOf(const ChunkInput& chunk) {
 }
 
 // As the engine says it: no smaller than the mean of the lists, a power of two.
-int64_t KeptTokensClass(const Problem& problem) {
-  if (problem.kept_offsets.empty()) return 0;
-  int64_t least = 1;
-  while (least * problem.shape.tokens < std::ssize(problem.kept_tokens)) least *= 2;
-  return least;
+ListKind ListKindOf(const Problem& problem) {
+  ListKind kind;
+  int64_t tokens = 0;
+  if (problem.targets.has_value()) {
+    kind.use = ChunkLists::Use::kTargets;
+    kind.targets = problem.targets->Weights();
+    tokens = std::ssize(problem.targets->tokens);
+  } else if (!problem.kept_offsets.empty()) {
+    kind.use = ChunkLists::Use::kKept;
+    tokens = std::ssize(problem.kept_tokens);
+  } else {
+    return kind;
+  }
+  kind.size_class = 1;
+  while (kind.size_class * problem.shape.tokens < tokens) kind.size_class *= 2;
+  return kind;
 }
 
 const float* PointerTo(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
@@ -60,6 +71,7 @@ ChunkInput RowsOf(const Problem& problem, int64_t first, int64_t count) {
   chunk.token_weights = Slice(problem.token_weights, first, count);
   chunk.lse_gradients = Slice(problem.lse_gradients, first, count);
   chunk.entropy_gradients = Slice(problem.entropy_gradients, first, count);
+  if (problem.targets.has_value()) chunk.targets = problem.targets->Rows(first, count);
   if (problem.kept_offsets.empty()) return chunk;
   const auto begin = problem.kept_offsets.begin() + first;
   for (auto at = begin; at <= begin + count; ++at) chunk.kept_offsets.push_back(*at - *begin);
@@ -75,7 +87,7 @@ BatchKey KindOf(const Problem& problem, DataType dx_type) {
           .class_weights = problem.class_weights.empty() ? ClassWeights::kIgnore : ClassWeights::kUse,
           .bias = problem.bias.empty() ? Bias::kIgnore : Bias::kUse,
           .entropy_gradients = !problem.entropy_gradients.empty(),
-          .kept_tokens = KeptTokensClass(problem)};
+          .lists = ListKindOf(problem)};
 }
 
 HeadConfig ConfigOf(const Problem& problem) {
@@ -113,21 +125,23 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
         dx_.emplace_back(has_dx ? tokens * hidden_ * SizeOf(kind_.dx_type) : 0, 64, SizeOf(kind_.dx_type));
     std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
     GuardedReturns& returns = returns_.emplace_back(kind_.returns, tokens);
-    rows.push_back({.tokens = tokens,
-                    .hidden_states = {.data = chunk.hidden_states.data()},
-                    .teacher_hidden = {.data = chunk.teacher_hidden.data()},
-                    .labels = chunk.labels.data(),
-                    .ignore_index = chunk.ignore_index,
-                    .gradient_scale = chunk.gradient_scale,
-                    .z_gradient_scale = chunk.z_gradient_scale,
-                    .token_weights = PointerTo(chunk.token_weights),
-                    .lse_gradients = PointerTo(chunk.lse_gradients),
-                    .entropy_gradients = PointerTo(chunk.entropy_gradients),
-                    .kept_tokens = ListsOf(chunk),
-                    .accumulate = loss_only ? ChunkRows::Accumulate::kNo : chunk.accumulate,
-                    .losses = dw_only ? nullptr : losses.As<float>(),
-                    .returns = returns.Pointers(),
-                    .dx = has_dx ? dx.data() : nullptr});
+    rows.push_back(
+        {.tokens = tokens,
+         .hidden_states = {.data = chunk.hidden_states.data()},
+         .teacher_hidden = {.data = chunk.teacher_hidden.data()},
+         .labels = chunk.labels.data(),
+         .ignore_index = chunk.ignore_index,
+         .gradient_scale = chunk.gradient_scale,
+         .z_gradient_scale = chunk.z_gradient_scale,
+         .token_weights = PointerTo(chunk.token_weights),
+         .lse_gradients = PointerTo(chunk.lse_gradients),
+         .entropy_gradients = PointerTo(chunk.entropy_gradients),
+         .kept_tokens = ListsOf(chunk),
+         .target_lists = chunk.targets.has_value() ? chunk.targets->Lists() : kernels::TargetLists(),
+         .accumulate = loss_only ? ChunkRows::Accumulate::kNo : chunk.accumulate,
+         .losses = dw_only ? nullptr : losses.As<float>(),
+         .returns = returns.Pointers(),
+         .dx = has_dx ? dx.data() : nullptr});
   }
   while (device_->BatchesUnderWay() >= device_->MostBatches()) device_->Poll();
   const auto take = [this](size_t number) {

@@ -39,6 +39,7 @@ struct ChunkInput {
   std::vector<float> entropy_gradients = {};
   std::vector<int64_t> kept_offsets = {};  // or empty: no lists
   std::vector<int32_t> kept_tokens = {};
+  std::optional<kernels::testing::TargetProblem> targets = {};
   ChunkRows::Accumulate accumulate = ChunkRows::Accumulate::kYes;
 };
 

@@ -348,6 +348,17 @@ typedef struct lossd_distillation {
   float label_weight;
 } lossd_distillation;
 
+/* lossd::TargetLists. */
+typedef struct lossd_target_lists {
+  size_t struct_size;
+  const int64_t* offsets;     /* [N + 1] */
+  const int32_t* tokens;      /* [token_count] */
+  const float* probabilities; /* [token_count] */
+  int64_t token_count;
+  float weight;       /* 1 */
+  float label_weight; /* 0 */
+} lossd_target_lists;
+
 /* lossd::Batch. A NaN stands for "not set", one that was computed, too: whoever computes a normalizer, a
  * scale or a softcap makes sure that it is a number. */
 typedef struct lossd_batch {
@@ -381,6 +392,7 @@ typedef struct lossd_batch {
   const int64_t* kept_offsets;    /* [N + 1], or NULL: no lists (Batch::kept_tokens) */
   const int32_t* kept_tokens;     /* [kept_token_count] */
   int64_t kept_token_count;
+  const lossd_target_lists* target_lists; /* or NULL */
 } lossd_batch;
 
 /* lossd::BatchOutputs and lossd::TokenReturns; what is NULL is not wanted. */
@@ -421,6 +433,7 @@ typedef struct lossd_result {
   uint64_t first_sequences[LOSSD_MOST_LANES];
 } lossd_result;
 LOSSD_API void lossd_distillation_init(lossd_distillation* distillation, size_t struct_size);
+LOSSD_API void lossd_target_lists_init(lossd_target_lists* target_lists, size_t struct_size);
 LOSSD_API void lossd_batch_init(lossd_batch* batch, size_t struct_size);
 LOSSD_API void lossd_outputs_init(lossd_outputs* outputs, size_t struct_size);
 LOSSD_API void lossd_result_init(lossd_result* result, size_t struct_size);

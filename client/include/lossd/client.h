@@ -318,6 +318,20 @@ struct TokenLists {
   bool given() const { return !offsets.empty(); }
 };
 
+// Soft targets that come with the batch: how probable each token of a list should be, as the largest
+// probabilities of a teacher. What those of a list leave of 1 is that of all other tokens together, which are
+// one in the divergence D = KL(targets ‖ head); lists that add up to 1 leave nothing to them. A token's loss
+// is label_weight times the cross-entropy, plus the z-loss, plus weight times D (docs/losses.md). Who adds up
+// to more than 1.001, or has one below 0, is refused.
+struct TargetLists {
+  TokenLists lists = {};                      // none empty but of ignored tokens; with the label or not
+  std::span<const float> probabilities = {};  // one for each of lists.tokens
+  float weight = 1.0f;                        // finite and at least 0
+  float label_weight = 0.0f;                  // finite and at least 0
+
+  bool given() const { return lists.given(); }
+};
+
 // One batch of tokens; any size >= 0. It is cut into chunks, from which ignored tokens are left out.
 // hidden_states, those of a distillation's teacher and BatchOutputs::dx may lie in a Region of this client:
 // then they are not sent but read, and written, by the server where they are, and ignored tokens stay in
@@ -345,6 +359,10 @@ struct Batch {
   // of a deterministic session; UNIMPLEMENTED where heads lie over several devices. Of the longest list there
   // are at most 2^20 tokens, and chunks are cut as if all lists were as long.
   TokenLists kept_tokens = {};
+  // INVALID_ARGUMENT together with label_smoothing, a distillation or kept_tokens, and for gradients of a
+  // deterministic session; UNIMPLEMENTED where heads lie over several devices or have fixed_segments. Limits
+  // are those of kept_tokens.
+  TargetLists target_lists = {};
   // Multiplies the z-loss's part of the gradients instead of gradient_scale; not for kMean, which has
   // z_normalizer.
   std::optional<float> z_gradient_scale = {};
@@ -420,7 +438,7 @@ struct BatchResult {
   int64_t valid_tokens = 0;
   int64_t correct_tokens = 0;           // whose label is predicted; 0 unless predictions are wanted
   double class_weight_sum = 0;          // of the valid tokens' labels; 0 unless class weights count
-  double divergence_sum = 0;            // before Distillation::weight, times the tokens' weights
+  double divergence_sum = 0;            // before its weight, times the tokens' weights
   uint64_t weight_version = 0;          // 0 if chunks met different ones: weights were written meanwhile
   uint64_t teacher_weight_version = 0;  // likewise; 0 without a distillation
   int64_t chunks = 0;
@@ -621,8 +639,9 @@ class Client {
   // Frees the device's memory of a head that nobody uses: all that it is waits in the memory of the server's
   // host (--parking_bytes), and comes back when a call wants it, which waits for that (for as long as
   // ClientOptions::reconnect_timeout); RESOURCE_EXHAUSTED if it has no room then. Handles of it stay good.
-  // FAILED_PRECONDITION while it has open sessions, a write or a flush under way, RESOURCE_EXHAUSTED if there
-  // is no room for it there. UNIMPLEMENTED over replicas.
+  // FAILED_PRECONDITION while it has open sessions, teaches, holds gradients of a deterministic session, or
+  // has a write or a flush under way; RESOURCE_EXHAUSTED if there is no room for it there. UNIMPLEMENTED over
+  // replicas.
   absl::StatusOr<HeadInfo> ParkHead(const std::string& name);
   // `discard_gradient` is needed while the window is not empty.
   absl::Status DeleteHead(const std::string& name, bool discard_gradient = false);

@@ -13,7 +13,7 @@ lossd.torch is for PyTorch, lossd.aio for asyncio. Handles must not be used in a
 that made them.
 """
 
-from lossd._batch import Distillation
+from lossd._batch import Distillation, TargetLists
 from lossd._library import library as _load
 from lossd.averages import MovingAverage
 from lossd.client import Client, Tls, connect
@@ -110,6 +110,7 @@ __all__ = [
     "ServerStatus",
     "Session",
     "StepResult",
+    "TargetLists",
     "Tls",
     "TopLogits",
     "Traffic",

@@ -59,6 +59,26 @@ class Distillation:
     hidden_dtype: Any = None
 
 
+@dataclass(frozen=True)
+class TargetLists:
+    """Soft targets that come with the batch: how probable each token of a list should be, as the largest probabilities
+    of a teacher. What they leave of 1 is that of all other tokens together, which count as one; probabilities that add
+    up to 1 leave nothing to them.
+
+    offsets: [N + 1] integers from 0 on; ids: [offsets[N]] integers in [0, V); probabilities: [offsets[N]] numbers, sent
+    as fp32. The i-th of the N tokens has ids[offsets[i]:offsets[i + 1]], its label among them or not, in any order and
+    none twice; only an ignored token's list may be empty. None is below 0, and a list's add up to at most 1.001.
+    A token's loss is label_weight times the cross-entropy plus weight times the divergence KL(targets, head), the
+    z-loss aside (docs/losses.md).
+    """
+
+    offsets: Any
+    ids: Any
+    probabilities: Any
+    weight: float = 1.0
+    label_weight: float = 0.0
+
+
 class LossKeywords(TypedDict, total=False):
     """The keywords that say what the loss is beyond plain cross-entropy, for type checkers: LossNumbers."""
 
@@ -139,6 +159,7 @@ class BatchOptions(LossNumbers):
     lse_gradients: Any = None
     entropy_gradients: Any = None
     kept_tokens: tuple[Any, Any] | None = None
+    target_lists: TargetLists | None = None
     weight_version: int = 0
     hold: int = 0
     first_token: int = 0
@@ -217,6 +238,23 @@ def _kept_tokens(batch: s.Batch, lists: Any, tokens: int, keep: list[Any]) -> No
     keep += [offsets, ids]
 
 
+def _target_lists(wanted: TargetLists, tokens: int, keep: list[Any]) -> Any:
+    if not isinstance(wanted, TargetLists):
+        raise TypeError(f"target_lists is a {type(wanted).__name__}; want lossd.TargetLists")
+    offsets = t.label_view(wanted.offsets, "target_lists.offsets")
+    ids = t.token_view(wanted.ids, "target_lists.ids")
+    t.require_shape(offsets, "target_lists.offsets", (tokens + 1,))
+    t.require_shape(ids, "target_lists.ids", (t.token_count(ids.shape),))
+    probabilities = t.float32_view(wanted.probabilities, "target_lists.probabilities", ids.shape)
+    struct = library().make(s.TargetLists)
+    struct.offsets, struct.tokens, struct.token_count = offsets.pointer, ids.pointer, ids.shape[0]
+    struct.probabilities = probabilities.pointer
+    for name in ("weight", "label_weight"):
+        setattr(struct, name, number(getattr(wanted, name), f"target_lists.{name}"))
+    keep += [offsets, ids, probabilities, struct]
+    return c.pointer(struct)
+
+
 def _outputs(
     prepared: Prepared, leading: tuple[int, ...], kind: t.Kind, dx: t.View | None, options: BatchOptions
 ) -> None:
@@ -269,6 +307,8 @@ def prepare(hidden: t.View, labels: Any, kind: t.Kind, dx: t.View | None, option
             prepared.keep.append(view)
     if options.kept_tokens is not None:
         _kept_tokens(batch, options.kept_tokens, batch.tokens, prepared.keep)
+    if options.target_lists is not None:
+        batch.target_lists = _target_lists(options.target_lists, batch.tokens, prepared.keep)
     if options.distillation is not None:
         batch.distillation = _distillation(options.distillation, leading, prepared.keep)
     _outputs(prepared, leading, kind, dx, options)

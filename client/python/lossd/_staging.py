@@ -264,6 +264,10 @@ def stage(staging: Staging, hidden: Any, labels: Any, options: BatchOptions) -> 
         host = {name: _to_host(staging, getattr(options, name)) for name in TOKEN_INPUTS}
         if options.kept_tokens is not None:
             host["kept_tokens"] = tuple(_to_host(staging, one) for one in options.kept_tokens)
+        if options.target_lists is not None:
+            lists = options.target_lists
+            tensors = {name: _to_host(staging, getattr(lists, name)) for name in ("offsets", "ids", "probabilities")}
+            host["target_lists"] = dataclasses.replace(lists, **tensors)
         if options.distillation is not None:
             teacher = _to_host(staging, options.distillation.hidden)
             host["distillation"] = dataclasses.replace(options.distillation, hidden=teacher)

@@ -185,6 +185,18 @@ class Distillation(c.Structure):
     ]
 
 
+class TargetLists(c.Structure):
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("offsets", c.c_void_p),
+        ("tokens", c.c_void_p),
+        ("probabilities", c.c_void_p),
+        ("token_count", c.c_int64),
+        ("weight", c.c_float),
+        ("label_weight", c.c_float),
+    ]
+
+
 class Batch(c.Structure):
     _fields_ = [
         ("struct_size", c.c_size_t),
@@ -217,6 +229,7 @@ class Batch(c.Structure):
         ("kept_offsets", c.c_void_p),
         ("kept_tokens", c.c_void_p),
         ("kept_token_count", c.c_int64),
+        ("target_lists", c.POINTER(TargetLists)),
     ]
 
 
@@ -346,6 +359,7 @@ INITIALIZERS: dict[type[c.Structure], str] = {
     Logits: "lossd_logits_init",
     SessionOptions: "lossd_session_options_init",
     Distillation: "lossd_distillation_init",
+    TargetLists: "lossd_target_lists_init",
     Batch: "lossd_batch_init",
     Outputs: "lossd_outputs_init",
     Result: "lossd_result_init",
@@ -432,6 +446,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "lossd_session_lane_places": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),
     "lossd_session_resume_at": (c.c_void_p, [c.c_void_p, c.c_void_p, c.c_size_t]),
     "lossd_distillation_init": (None, [c.POINTER(Distillation), c.c_size_t]),
+    "lossd_target_lists_init": (None, [c.POINTER(TargetLists), c.c_size_t]),
     "lossd_batch_init": (None, [c.POINTER(Batch), c.c_size_t]),
     "lossd_outputs_init": (None, [c.POINTER(Outputs), c.c_size_t]),
     "lossd_result_init": (None, [c.POINTER(Result), c.c_size_t]),

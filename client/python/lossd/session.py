@@ -18,6 +18,7 @@ from lossd._batch import (
     BatchOptions,
     Distillation,
     LossKeywords,
+    TargetLists,
     known_numbers,
     prepare,
     result_of,
@@ -161,6 +162,7 @@ class Session:
         lse_gradients: Any = None,
         entropy_gradients: Any = None,
         kept_tokens: tuple[Any, Any] | None = None,
+        target_lists: TargetLists | None = None,
         weight_version: int = 0,
         hold: int = 0,
         first_token: int = 0,
@@ -197,11 +199,14 @@ class Session:
             alone, ids[offsets[i]:offsets[i + 1]] of the i-th of the N tokens. A list has the token's label, and nothing
             twice; an ignored token's may be empty. Not with label_smoothing, a distillation or top_k
             (InvalidArgumentError), nor where heads lie over several devices (UnimplementedError).
+        target_lists: soft targets on a list of ids for each token. Not with label_smoothing, a distillation or
+            kept_tokens, and not for gradients of a deterministic session (InvalidArgumentError), nor where heads lie
+            over several devices or have fixed_segments (UnimplementedError).
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
         hold: a number of both phases of one batch, by which the head's held_bytes keep what mode="loss" has computed
             for mode="gradients" of the same tokens (docs/losses.md); 0: nothing is kept.
         returns: of each token: "log_sum_exp", "z_losses", "log_probabilities", "entropies", "predictions",
-            "target_ranks", "divergences" (with a distillation), "top_k" with top_k of 1 to 64.
+            "target_ranks", "divergences" (with a distillation or target_lists), "top_k" with top_k of 1 to 64.
         out: arrays of the caller to write to, by the names of BatchResult; dense, fp32 or int32.
 
         Raises TypeError or ValueError for arguments that cannot be right, InvalidArgumentError for what the server

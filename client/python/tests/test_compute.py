@@ -82,6 +82,29 @@ def test_kept_tokens_of_any_integers(make_head: MakeHead, integers: Any) -> None
     torch.testing.assert_close(result.losses.reshape(-1), -logits.log_softmax(1)[:, 0], rtol=1e-5, atol=1e-5)
 
 
+def test_target_lists_of_arrays(make_head: MakeHead) -> None:
+    weights = weights_of()
+    head = make_head(V, H, "float32", weights=weights)
+    hidden, labels = batch(2, 5)
+    ids = np.stack([labels.reshape(-1).numpy(), (labels.reshape(-1).numpy() + 7) % V], 1)
+    offsets, wanted = np.arange(11) * 2, np.tile([0.5, 0.25], 10)
+    with head.open_session() as session:
+        lists = lossd.TargetLists(offsets, ids.reshape(-1), wanted)
+        result = session.compute(hidden, labels, target_lists=lists, returns=["divergences"], dx=False)
+        with pytest.raises(TypeError, match="target_lists is a tuple; want lossd.TargetLists"):
+            session.compute(hidden, labels, target_lists=(offsets, ids))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="target_lists.probabilities has shape"):
+            session.compute(hidden, labels, target_lists=lossd.TargetLists(offsets, ids.reshape(-1), wanted[1:]))
+        with pytest.raises(lossd.InvalidArgumentError, match="has already"):
+            twice = ids[:, :1].repeat(2, 1).reshape(-1)
+            session.compute(hidden, labels, target_lists=lossd.TargetLists(offsets, twice, wanted))
+    p = (hidden.reshape(-1, H) @ weights.T).softmax(1).gather(1, torch.from_numpy(ids))
+    rest = 0.25 * torch.log(0.25 / (1 - p.sum(1)))
+    divergence = 0.5 * torch.log(0.5 / p[:, 0]) + 0.25 * torch.log(0.25 / p[:, 1]) + rest
+    torch.testing.assert_close(result.losses.reshape(-1), divergence, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.divergences, result.losses)
+
+
 def strided(hidden: Any, how: str) -> Any:
     """The same values with other strides."""
     if how == "transposed":

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "client/src/batch/kept_tokens.h"
+#include "client/src/batch/token_lists.h"
 #include "client/src/batch/token_returns.h"
 #include "client/src/common/convert.h"
 
@@ -195,7 +195,7 @@ absl::Status ValidateLoss(const HeadConfig& head, const Batch& batch) {
   absl::Status status = ValidateTokens(batch.token_weights, tokens, "token_weights");
   status.Update(ValidateTokens(batch.lse_gradients, tokens, "lse_gradients"));
   status.Update(ValidateTokens(batch.entropy_gradients, tokens, "entropy_gradients"));
-  status.Update(ValidateKeptTokens(batch.kept_tokens, tokens));
+  status.Update(ValidateTokenLists(batch));
   if (!status.ok()) return status;
   return ValidateReduction(head, batch);
 }

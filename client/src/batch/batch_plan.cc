@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/batch/batch_loss.h"
-#include "client/src/batch/kept_tokens.h"
+#include "client/src/batch/token_lists.h"
 #include "client/src/batch/token_returns.h"
 
 namespace lossd::internal {
@@ -21,7 +21,6 @@ constexpr int64_t kLabelBytes = sizeof(int64_t);
 constexpr int64_t kLossBytes = sizeof(float);
 constexpr int64_t kWeightBytes = sizeof(float);  // also of an upstream gradient
 constexpr int64_t kOffsetBytes = sizeof(int64_t);
-constexpr int64_t kIdBytes = sizeof(int32_t);
 
 // Bytes of a token on the wire, in both directions, beside hidden states and dX.
 int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs, int64_t longest_list) {
@@ -29,7 +28,7 @@ int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs, int64_t long
   if (!batch.token_weights.empty()) bytes += kWeightBytes;
   if (!batch.lse_gradients.empty()) bytes += kWeightBytes;
   if (!batch.entropy_gradients.empty()) bytes += kWeightBytes;
-  if (batch.kept_tokens.given()) bytes += kOffsetBytes + longest_list * kIdBytes;
+  if (ListsOf(batch).given()) bytes += kOffsetBytes + longest_list * ListedTokenBytes(batch);
   return bytes;
 }
 
@@ -83,11 +82,13 @@ absl::StatusOr<int64_t> MostTokens(int64_t hidden_bytes, int64_t payload_bytes, 
 
 // The most tokens of a chunk that the lists have room in, where none is longer than the longest. Messages
 // have half of the chunk limit for them.
-absl::StatusOr<int64_t> MostTokensWithLists(int64_t longest, const v1::SessionLimits& limits) {
-  int64_t ids = kMostKeptTokens;
-  if (limits.max_chunk_bytes() > 0) ids = std::min(ids, limits.max_chunk_bytes() / 2 / kIdBytes);
+absl::StatusOr<int64_t> MostTokensWithLists(const Batch& batch, int64_t longest,
+                                            const v1::SessionLimits& limits) {
+  int64_t ids = kMostListedTokens;
+  if (limits.max_chunk_bytes() > 0)
+    ids = std::min(ids, limits.max_chunk_bytes() / 2 / ListedTokenBytes(batch));
   if (longest <= ids) return ids / std::max<int64_t>(1, longest);
-  return absl::InvalidArgumentError(absl::StrCat("kept_tokens has a list of ", longest,
+  return absl::InvalidArgumentError(absl::StrCat(ListsField(batch), " has a list of ", longest,
                                                  " tokens; the server takes lists of at most ", ids));
 }
 
@@ -123,10 +124,10 @@ absl::Status ValidateBatch(const HeadConfig& head, const Batch& batch, const Bat
   }
   if (absl::Status status = ValidateLoss(head, batch); !status.ok()) return status;
   if (absl::Status status = ValidateReturns(head, outputs.returns, tokens); !status.ok()) return status;
-  if (!outputs.returns.divergences.empty() && !batch.distillation) {
-    return absl::InvalidArgumentError(absl::StrCat("divergences has room for ",
-                                                   outputs.returns.divergences.size(),
-                                                   " tokens but there is no distillation"));
+  if (!outputs.returns.divergences.empty() && !batch.distillation && !batch.target_lists.given()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("divergences has room for ", outputs.returns.divergences.size(),
+                     " tokens but there is no distillation and no target_lists"));
   }
   if (batch.first_token < 0) {
     return absl::InvalidArgumentError(
@@ -170,7 +171,7 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
   if (chunk_bytes <= 0) chunk_bytes = all_in_regions ? kMostChunkBytes : DefaultChunkBytes(limits);
   const auto most = MostTokens(hidden_bytes, payload_bytes, chunk_bytes, limits);
   if (!most.ok()) return most.status();
-  const auto most_of_lists = MostTokensWithLists(longest_list, limits);
+  const auto most_of_lists = MostTokensWithLists(batch, longest_list, limits);
   if (!most_of_lists.ok()) return most_of_lists.status();
   const int64_t most_tokens = std::min(*most, *most_of_lists);
 

@@ -73,6 +73,26 @@ absl::StatusOr<TokenLists> ListsOf(const lossd_batch& given) {
                     .tokens = SpanOf(given.kept_tokens, given.kept_token_count)};
 }
 
+absl::StatusOr<TargetLists> TargetListsOf(const lossd_batch& batch) {
+  if (batch.target_lists == nullptr) return TargetLists{};
+  const auto given = Read(batch.target_lists, "batch.target_lists");
+  if (!given.ok()) return given.status();
+  if (given->token_count < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch.target_lists.token_count is ", given->token_count, "; it must be at least 0"));
+  }
+  if (given->offsets == nullptr && batch.tokens > 0) return NullArgument("batch.target_lists.offsets");
+  if (given->token_count > 0 && given->tokens == nullptr) return NullArgument("batch.target_lists.tokens");
+  if (given->token_count > 0 && given->probabilities == nullptr) {
+    return NullArgument("batch.target_lists.probabilities");
+  }
+  return TargetLists{.lists = {.offsets = SpanOf(given->offsets, batch.tokens + 1),
+                               .tokens = SpanOf(given->tokens, given->token_count)},
+                     .probabilities = SpanOf(given->probabilities, given->token_count),
+                     .weight = given->weight,
+                     .label_weight = given->label_weight};
+}
+
 }  // namespace
 
 absl::StatusOr<Batch> BatchOf(const lossd_batch* given) {
@@ -91,6 +111,8 @@ absl::StatusOr<Batch> BatchOf(const lossd_batch* given) {
   if (!reduction.ok()) return reduction.status();
   const auto lists = ListsOf(*read);
   if (!lists.ok()) return lists.status();
+  const auto target_lists = TargetListsOf(*read);
+  if (!target_lists.ok()) return target_lists.status();
   const auto loss = LossOf(*read);
   if (!loss.ok()) return loss.status();
   Batch batch{.labels = SpanOf(read->labels, read->tokens),
@@ -106,6 +128,7 @@ absl::StatusOr<Batch> BatchOf(const lossd_batch* given) {
               .lse_gradients = SpanOf(read->lse_gradients, read->tokens),
               .entropy_gradients = SpanOf(read->entropy_gradients, read->tokens),
               .kept_tokens = *lists,
+              .target_lists = *target_lists,
               .z_gradient_scale = OptionalOf(read->z_gradient_scale),
               .reduction = *reduction,
               .normalizer = OptionalOf(read->normalizer),

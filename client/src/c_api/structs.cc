@@ -76,6 +76,15 @@ lossd_distillation Defaults() {
 }
 
 template <>
+lossd_target_lists Defaults() {
+  const TargetLists targets;
+  lossd_target_lists defaults{};
+  defaults.weight = targets.weight;
+  defaults.label_weight = targets.label_weight;
+  return defaults;
+}
+
+template <>
 lossd_batch Defaults() {
   const Batch batch;
   lossd_batch defaults{};
@@ -170,6 +179,9 @@ void lossd_session_options_init(lossd_session_options* options, size_t struct_si
 }
 void lossd_distillation_init(lossd_distillation* distillation, size_t struct_size) {
   Initialize(distillation, struct_size);
+}
+void lossd_target_lists_init(lossd_target_lists* target_lists, size_t struct_size) {
+  Initialize(target_lists, struct_size);
 }
 void lossd_batch_init(lossd_batch* batch, size_t struct_size) { Initialize(batch, struct_size); }
 void lossd_outputs_init(lossd_outputs* outputs, size_t struct_size) { Initialize(outputs, struct_size); }

@@ -29,6 +29,8 @@ lossd_session_options Defaults();
 template <>
 lossd_distillation Defaults();
 template <>
+lossd_target_lists Defaults();
+template <>
 lossd_batch Defaults();
 template <>
 lossd_outputs Defaults();

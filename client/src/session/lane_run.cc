@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/src/batch/kept_tokens.h"
+#include "client/src/batch/token_lists.h"
 #include "client/src/batch/token_returns.h"
 #include "client/src/common/convert.h"
 
@@ -49,6 +49,9 @@ void SetTokenInputs(const Batch& batch, Runs runs, v1::Chunk* chunk) {
   }
   if (batch.kept_tokens.given()) {
     SetLists(batch.kept_tokens, runs, chunk->mutable_token_inputs()->mutable_kept_tokens());
+  }
+  if (batch.target_lists.given()) {
+    SetTargetLists(batch.target_lists, runs, chunk->mutable_token_inputs()->mutable_target_lists());
   }
 }
 

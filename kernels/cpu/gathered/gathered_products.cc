@@ -23,6 +23,16 @@ const float* Widen(const GatheredWeights& weights, int32_t token, int64_t first,
   return block.data();
 }
 
+// sum + x . those columns.
+double AddProduct(const GatheredWeights& weights, int32_t token, int64_t first, int64_t count, const float* x,
+                  double sum) {
+  Block block;
+  const float* w = Widen(weights, token, first, count, block);
+#pragma omp simd reduction(+ : sum)
+  for (int64_t h = 0; h < count; ++h) sum += static_cast<double>(x[h]) * w[h];
+  return sum;
+}
+
 // From first on, those of one token.
 void AddToken(std::span<const TokenEntry> entries, const float* x, int64_t hidden, float* dw, float* db) {
   const int64_t token = entries.front().token;
@@ -45,17 +55,40 @@ void AddToken(std::span<const TokenEntry> entries, const float* x, int64_t hidde
 
 }  // namespace
 
+void RoundStates(DataType type, const void* states, DataType weight_type, float* x, int64_t count) {
+  Convert(type, states, DataType::kFloat32, x, count);
+  if (weight_type == DataType::kFloat32) return;
+  // Narrow halves lie before what is read next only if they do not overlap it: a block at a time.
+  std::array<char, kColumns * 2> narrow;
+  for (int64_t h = 0; h < count; h += kColumns) {
+    const int64_t columns = std::min(kColumns, count - h);
+    Convert(DataType::kFloat32, x + h, weight_type, narrow.data(), columns);
+    Convert(weight_type, narrow.data(), DataType::kFloat32, x + h, columns);
+  }
+}
+
 void GatherProducts(const GatheredWeights& weights, const float* x, std::span<const int32_t> tokens,
                     float* products) {
-  Block block;
   for (size_t i = 0; i < tokens.size(); ++i) {
     double sum = 0;
     for (int64_t first = 0; first < weights.hidden; first += kColumns) {
       const int64_t count = std::min(kColumns, weights.hidden - first);
-      const float* w = Widen(weights, tokens[i], first, count, block);
-      const float* from = x + first;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t h = 0; h < count; ++h) sum += static_cast<double>(from[h]) * w[h];
+      sum = AddProduct(weights, tokens[i], first, count, x + first, sum);
+    }
+    products[i] = static_cast<float>(sum);
+  }
+}
+
+void GatherProducts(const GatheredWeights& weights, DataType type, const void* states,
+                    std::span<const int32_t> tokens, float* products) {
+  Block x;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    double sum = 0;
+    for (int64_t first = 0; first < weights.hidden; first += kColumns) {
+      const int64_t count = std::min(kColumns, weights.hidden - first);
+      const char* from = static_cast<const char*>(states) + first * SizeOf(type);
+      RoundStates(type, from, weights.type, x.data(), count);
+      sum = AddProduct(weights, tokens[i], first, count, x.data(), sum);
     }
     products[i] = static_cast<float>(sum);
   }

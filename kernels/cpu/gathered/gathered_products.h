@@ -15,9 +15,15 @@ struct GatheredWeights {
   int64_t hidden = 0;
 };
 
+// `count` hidden states of `type`, rounded to the weights' type and widened.
+void RoundStates(DataType type, const void* states, DataType weight_type, float* x, int64_t count);
+
 // products[i] = x . W[tokens[i]].
 void GatherProducts(const GatheredWeights& weights, const float* x, std::span<const int32_t> tokens,
                     float* products);
+// The same of hidden states of `type` as they came, rounded to the weights' type on the way: for few tokens.
+void GatherProducts(const GatheredWeights& weights, DataType type, const void* states,
+                    std::span<const int32_t> tokens, float* products);
 
 // out = Σ factors[i] W[tokens[i]], [hidden] of `type`.
 void SumGathered(const GatheredWeights& weights, std::span<const int32_t> tokens, const float* factors,

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels/cpu/constants.h"
+#include "kernels/cpu/gathered/capped_logit.h"
 #include "kernels/cpu/gathered/gathered_products.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/row_finish.h"
@@ -17,18 +18,6 @@ namespace lossd::kernels::cpu {
 namespace {
 
 constexpr int64_t kPieceAlignment = 64;
-
-// s and its derivative by the product's sum times the scale. Of a softcap by w = 1 / (e^(2|z|/c) + 1), which
-// keeps the digits of a derivative near 0.
-struct Logit {
-  double value = 0;
-  double slope = 1;
-};
-Logit Cap(double z, double cap) {
-  if (cap == 0) return {z, 1};
-  const double w = 1 / (std::exp(2 * std::fabs(z) / cap) + 1);
-  return {cap * std::tanh(z / cap), 4 * w * (1 - w)};
-}
 
 // Where the rows of a tile lie in the workspace: [rows, hidden] states, and the entries of their lists one
 // behind the other.
@@ -137,21 +126,11 @@ class KeptStep {
   }
 
   // The row's hidden states, rounded to the weight's type; returns the largest magnitude.
-  float RoundStates(int64_t index, float* x) const {
+  float TakeStates(int64_t index, float* x) const {
     const int64_t hidden = params_.hidden;
     const char* from =
         static_cast<const char*>(params_.hidden_states) + index * hidden * SizeOf(params_.hidden_type);
-    Convert(params_.hidden_type, from, DataType::kFloat32, x, hidden);
-    if (params_.weight_type != DataType::kFloat32) {
-      // Narrow halves lie before what is read next only if they do not overlap it: a block at a time.
-      constexpr int64_t kBlock = 256;
-      char narrow[kBlock * 2];
-      for (int64_t h = 0; h < hidden; h += kBlock) {
-        const int64_t count = std::min(kBlock, hidden - h);
-        Convert(DataType::kFloat32, x + h, params_.weight_type, narrow, count);
-        Convert(params_.weight_type, narrow, DataType::kFloat32, x + h, count);
-      }
-    }
+    RoundStates(params_.hidden_type, from, params_.weight_type, x, hidden);
     float largest = 0;
     for (int64_t h = 0; h < hidden; ++h) {
       const float magnitude = std::fabs(x[h]);
@@ -166,7 +145,7 @@ class KeptStep {
     const std::span<const int32_t> list = ListOf(index);
     float* x = tile.x + row * params_.hidden;
     float* factors = tile.factors + tile.first_entries[row];
-    const float largest = RoundStates(index, x);
+    const float largest = TakeStates(index, x);
     bool fits = std::isfinite(largest);
     if (fits) {
       GatherProducts(weights_, x, list, factors);

@@ -23,7 +23,7 @@ constexpr int64_t kColumnsPerTask = 64;
 RowRecord RecordFor(const LinearCrossEntropyParams& params) {
   const bool plain = params.options.softcap == 0 && params.options.label_smoothing == 0 &&
                      !params.returns.whole_row() && params.teacher == nullptr &&
-                     params.entropy_gradients == nullptr;
+                     params.entropy_gradients == nullptr && !params.target_lists.given();
   return plain ? RowRecord::kPlain : RowRecord::kFull;
 }
 
@@ -31,7 +31,8 @@ GradientForm FormFor(const LinearCrossEntropyParams& params, Arithmetic arithmet
   const bool wants_gradient = params.dx != nullptr || params.weight_gradient != WeightGradient::kNone;
   if (!wants_gradient) return GradientForm::kExponentials;
   if (params.teacher != nullptr || params.entropy_gradients != nullptr) return GradientForm::kFromLogits;
-  if (params.options.label_smoothing == 0) return GradientForm::kExponentials;
+  const bool own_parts = params.options.label_smoothing > 0 || params.target_lists.given();
+  if (!own_parts) return GradientForm::kExponentials;
   // E times the softcap's derivative does not tell which is which, and E in 16 bits has lost digits.
   const bool keeps = params.options.softcap == 0 && arithmetic == Arithmetic::kSimd;
   return keeps ? GradientForm::kFromExponentials : GradientForm::kFromLogits;
@@ -115,6 +116,8 @@ void SegmentStep::SetFactors(int64_t r, const RowFactors& factors, double sum) {
     detail.spread = static_cast<float>(factors.spread / sum);
     detail.largest = factors.largest;
     detail.mean = factors.mean;
+    detail.listed_slope = static_cast<float>(factors.listed_numerator / sum);
+    detail.target = factors.target;
   }
 }
 

@@ -21,11 +21,18 @@ bool IsNeeded(const LabelledRows& part, int64_t i) {
 }
 
 // Row i of a part, behind those that are there.
-void AddList(const TokenLists& lists, int64_t i, KeptRows* kept) {
+template <class Rows>
+void AddList(const TokenLists& lists, int64_t i, Rows* rows) {
   if (!lists.given()) return;
-  kept->tokens.insert(kept->tokens.end(), lists.tokens + lists.offsets[i],
+  rows->tokens.insert(rows->tokens.end(), lists.tokens + lists.offsets[i],
                       lists.tokens + lists.offsets[i + 1]);
-  kept->offsets.push_back(static_cast<int32_t>(kept->tokens.size()));
+  rows->offsets.push_back(static_cast<int32_t>(rows->tokens.size()));
+}
+void AddTargets(const TargetLists& targets, int64_t i, TargetRows* rows) {
+  if (!targets.given()) return;
+  AddList(targets.lists, i, rows);
+  rows->probabilities.insert(rows->probabilities.end(), targets.probabilities + targets.lists.offsets[i],
+                             targets.probabilities + targets.lists.offsets[i + 1]);
 }
 
 }  // namespace
@@ -46,6 +53,9 @@ BatchRows SelectValidRows(std::span<const LabelledRows> parts) {
   if (Any(parts, [](const LabelledRows& part) { return part.kept_tokens.given(); })) {
     valid.kept.offsets.push_back(0);
   }
+  if (Any(parts, [](const LabelledRows& part) { return part.target_lists.given(); })) {
+    valid.targets.offsets.push_back(0);
+  }
   int64_t first = 0;
   for (const LabelledRows& part : parts) {
     for (int64_t i = 0; i < part.tokens; ++i) {
@@ -61,6 +71,7 @@ BatchRows SelectValidRows(std::span<const LabelledRows> parts) {
         valid.entropy_gradients.push_back(part.entropy_gradients == nullptr ? 0 : part.entropy_gradients[i]);
       }
       AddList(part.kept_tokens, i, &valid.kept);
+      AddTargets(part.target_lists, i, &valid.targets);
     }
     first += part.tokens;
   }

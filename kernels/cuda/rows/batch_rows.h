@@ -23,6 +23,7 @@ struct LabelledRows {
   const float* lse_gradients = nullptr;        // [tokens]; null: 0
   const float* entropy_gradients = nullptr;    // [tokens]; null: 0
   TokenLists kept_tokens = {};                 // of all parts of a batch, or of none
+  TargetLists target_lists = {};               // the same
   // Whether anything is wanted of rows that is not 0 where all their factors are (RowReturns::unweighted).
   bool wants_unweighted = false;
 };
@@ -48,6 +49,13 @@ struct KeptRows {
   std::vector<KeptTile> tiles;
 };
 
+// Soft targets of the rows of a batch; without any all is empty.
+struct TargetRows {
+  std::vector<int32_t> offsets;  // [rows + 1], within `tokens`
+  std::vector<int32_t> tokens;
+  std::vector<float> probabilities;  // of each of these
+};
+
 // Labels, row numbers and factors of a batch: the rows alone that are to be computed. Arrays have one element
 // a row; those that may be empty are if every element would be what it is in a plain step.
 struct BatchRows {
@@ -62,6 +70,7 @@ struct BatchRows {
   std::vector<float> shares;             // or empty: all count in dW
   std::vector<int32_t> by_label;         // within each tile
   KeptRows kept;
+  TargetRows targets;
 };
 
 // The rows of these parts whose labels are not ignore_index and, unless something is wanted of them that has

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) GatherLogitsKernel(const TileRows ti
       if (tile.bias != nullptr) sum += tile.bias[tokens[i]];
       const int64_t at = first + i - lists.first_entry;
       lists.values[at] = static_cast<float>(sum * tile.options.logit_scale);
-      lists.rows[at] = row;
+      if (lists.rows != nullptr) lists.rows[at] = row;
     }
   }
 }

@@ -24,7 +24,7 @@ struct KeptLists {
 
   // Made, of the tile's entries: logits before the cap, then what W_v and x are multiplied by; and rows.
   float* values = nullptr;
-  int32_t* rows = nullptr;
+  int32_t* rows = nullptr;  // null: not wanted
 };
 
 // values = τ (x W_v + b_v).

@@ -111,6 +111,8 @@ struct RowOutcome {
   float gradient_factor = 0;
   float entropy_factor = 0;
   float mean = 0;
+  float divergence = 0;  // of soft targets on a list, and their factors
+  TargetFactors targets = {};
   bool overflowed = false;
 };
 
@@ -122,6 +124,7 @@ __device__ inline RowOutcome OverflowedRow() {
           .entropy = NaN(),
           .scale = NaN(),
           .target_gradient = NaN(),
+          .divergence = NaN(),
           .overflowed = true};
 }
 
@@ -180,21 +183,56 @@ __device__ inline double EntropyReach(const TileRows& tile, const GradientTerms&
   return terms.delta == 0 ? 0.0 : 2.0 * fabs(terms.delta) * log(static_cast<double>(tile.whole_vocab));
 }
 
+// Soft targets on a list: what p is multiplied by in the list and outside it, q's factor, D and the label's
+// part of the gradient. Zeros without any.
+struct TargetTerms {
+  double listed = 0;
+  double others = 0;
+  double factor = 0;
+  double divergence = 0;
+  double label = 0;
+};
+__device__ inline TargetTerms TargetTermsOf(const TileRows& tile, int32_t row, double token_weight,
+                                            double own_probability, double log_sum_exp) {
+  TargetTerms terms;
+  if (tile.target_sums == nullptr) return terms;
+  const TargetSums& sums = tile.target_sums[row];
+  const TargetShares shares = SharesOf(sums, log_sum_exp);
+  terms.factor = token_weight * tile.gradient_scales[row] * tile.target_weight;
+  terms.listed = terms.factor * shares.listed;
+  terms.others = terms.factor * shares.others;
+  terms.divergence = shares.divergence;
+  terms.label = sums.has_own ? terms.listed * own_probability - terms.factor * sums.own
+                             : terms.others * own_probability;
+  return terms;
+}
+
+// A bound of the entries of a row with a list: p of the others times their factor is at most the rest of q.
+__device__ inline double TargetReach(const GradientTerms& terms, const TargetTerms& targets) {
+  return fabs(terms.alpha) + 2.01 * fabs(targets.factor) + 4 * fabs(terms.delta);
+}
+
 // The entries ((α - δ (s - μ)) e^s / S - γ C) f of the logits' gradient are stored over a power of two that
 // keeps them in every type's range; v has it instead. A row that they are all 0 of has no say in what is
 // common to rows. `mean`: μ from this rank's offset.
-__device__ inline void FormElementwise(const TileRows& tile, const GradientTerms& terms, double sum,
-                                       double mean, RowOutcome* out) {
-  const double reach =
+__device__ inline void FormElementwise(const TileRows& tile, const GradientTerms& terms,
+                                       const TargetTerms& targets, double sum, double mean, RowOutcome* out) {
+  double reach =
       fmax(fabs(terms.alpha / sum), fabs(terms.gamma) * static_cast<double>(tile.classes.largest)) +
       fabs(terms.delta / sum);
+  // Entries of a list are not multiples of E, which the others' sum may be far above: their own size counts,
+  // brought to where 16 bits have most room below.
+  if (tile.target_sums != nullptr) reach = TargetReach(terms, targets) * 0x1p-13;
   const int exponent = reach > 0 && isfinite(reach) ? ilogb(reach) + 1 : 0;
   const double tau = reach > 0 ? static_cast<double>(tile.options.logit_scale) : 0.0;
   out->scale = static_cast<float>(ldexp(tau, exponent));
-  out->gradient_factor = static_cast<float>(ldexp(terms.alpha / sum, -exponent));
+  out->gradient_factor = static_cast<float>(ldexp((terms.alpha + targets.others) / sum, -exponent));
   out->smoothing_factor = static_cast<float>(ldexp(terms.gamma, -exponent));
   out->entropy_factor = static_cast<float>(ldexp(terms.delta / sum, -exponent));
   out->mean = static_cast<float>(mean);
+  out->targets.listed = static_cast<float>(ldexp(terms.alpha + targets.listed, -exponent));
+  out->targets.target = static_cast<float>(ldexp(targets.factor, -exponent));
+  out->targets.spread = static_cast<float>(ldexp(terms.delta, -exponent));
 }
 
 // All of the vocabulary's sums, in any units; v and the factors are for this rank's E.
@@ -216,11 +254,16 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
     loss += options.label_smoothing / static_cast<double>(tile.whole_vocab) *
             (log_sum_exp * tile.classes.sum - sums.smoothing_sum);
   }
+  const TargetTerms targets = TargetTermsOf(tile, row, token_weight, own / sum, log_sum_exp);
+  if (tile.target_sums != nullptr) {
+    loss = tile.label_weight * loss + tile.target_weight * targets.divergence;
+  }
   const double z_loss = ZLossOf(options, log_sum_exp);
 
-  const GradientTerms terms = GradientTermsOf(tile, row, token_weight, 1.0, class_weight, log_sum_exp);
+  const GradientTerms terms =
+      GradientTermsOf(tile, row, token_weight, tile.label_weight, class_weight, log_sum_exp);
   const double own_logit = static_cast<double>(units.target_logit) - units.offset;
-  double target = TargetOf(terms, sums, own_logit);
+  double target = TargetOf(terms, sums, own_logit) + targets.label;
   if (tile.smoothing == Smoothing::kElementwise) target -= terms.gamma * class_weight;
   if (options.softcap != 0) target *= units.target_slope;
   const double own_sum = sum * units.own;
@@ -232,6 +275,7 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
                  .scale = static_cast<float>(tau * terms.alpha / own_sum),
                  .target_gradient = static_cast<float>(tau * target),
                  .smoothing_factor = static_cast<float>(tau * terms.gamma),
+                 .divergence = static_cast<float>(targets.divergence),
                  .overflowed = tile.overflowed[row] != 0};
   if (tile.smoothing == Smoothing::kElementwise) {
     const double mean = (sums.moment + (own > 0 ? own * own_logit : 0.0)) / sum;  // from the sums' offset
@@ -239,14 +283,16 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
     if (tile.sums_tell_entropy) {
       out.entropy = static_cast<float>(fmax(log(sum) + units.exponent * kLn2 - mean, 0.0));
     }
-    FormElementwise(tile, terms, own_sum, terms.delta == 0 ? 0 : mean + units.offset - units.own_offset,
-                    &out);
+    FormElementwise(tile, terms, targets, own_sum,
+                    terms.delta == 0 ? 0 : mean + units.offset - units.own_offset, &out);
+    out.targets.log_sum_exp = log_sum_exp;
+    out.targets.mean = mean + units.offset;
   }
   // A bias is as if each row of X ended in a 1.
   const double largest = tile.bias == nullptr ? tile.largest[row] : fmaxf(tile.largest[row], 1.0f);
   const double contribution = tau * fmax(fmax(fmax(fabs(terms.alpha), fabs(terms.beta)),
                                               fabs(terms.gamma) * fmax(tile.classes.sum, 1.0)),
-                                         EntropyReach(tile, terms));
+                                         fmax(EntropyReach(tile, terms), 4 * fabs(targets.factor)));
   // Factors that are infinite meet zeros in a row of zeros too.
   const bool in_range = isfinite(out.target_gradient) && isfinite(out.smoothing_factor) &&
                         contribution * largest < kLargestContribution &&
@@ -274,6 +320,9 @@ __device__ inline void WriteReturns(const TileRows& tile, int32_t row, const Row
   if (tile.returns.z_loss != nullptr) tile.returns.z_loss[place] = out.z_loss;
   if (tile.returns.log_probability != nullptr) tile.returns.log_probability[place] = out.log_probability;
   if (tile.sums_tell_entropy) tile.returns.entropy[place] = out.entropy;
+  if (tile.target_sums != nullptr && tile.returns.divergence != nullptr) {
+    tile.returns.divergence[place] = out.divergence;
+  }
 }
 
 // What the products for gradients need of a row.
@@ -286,6 +335,7 @@ __device__ inline void WriteFactors(const TileRows& tile, int32_t row, const Row
   tile.gradient_factors[row] = out.gradient_factor;
   tile.entropy_factors[row] = out.entropy_factor;
   tile.means[row] = out.mean;
+  if (tile.target_factors != nullptr) tile.target_factors[row] = out.targets;
 }
 
 __device__ inline void WriteRow(const TileRows& tile, int32_t row, const RowOutcome& out) {

@@ -10,6 +10,7 @@
 #include "kernels/cuda/memory/result.h"
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/target_shares.h"
 
 namespace lossd::kernels::cuda {
 
@@ -47,6 +48,16 @@ struct ShardStatistics {
   float target_slope = 0;    // f of the label
 };
 
+// What entries of a row's list of soft targets are made of: (listed - spread (s - mean)) p - target q, over
+// the same power of two as the row's other entries. All 0 of a row that overflowed.
+struct TargetFactors {
+  double log_sum_exp = 0;
+  double mean = 0;  // Σ p s
+  float listed = 0;
+  float target = 0;
+  float spread = 0;
+};
+
 // The valid rows of one tile. Arrays have one element a row.
 struct TileRows {
   int32_t rows = 0;
@@ -80,6 +91,9 @@ struct TileRows {
   // kElementwise for the sake of the entropy alone: moments are summed beside E, and entries are made of E as
   // it was rounded, without logits (held_rows.h).
   bool spread = false;
+  // With soft targets on lists: the weights of the divergence and of the cross-entropy.
+  float target_weight = 0;
+  float label_weight = 1;
   ClassWeightTerms classes;
   int32_t exponent_bias = 0;        // even; added to every k, for tests
   bool dependent_launches = false;  // compute capability 9.0: see dependent_launch.cuh
@@ -105,6 +119,9 @@ struct TileRows {
   float* gradient_factors = nullptr;
   float* entropy_factors = nullptr;
   float* means = nullptr;
+  // Soft targets on lists; null: there are none.
+  TargetSums* target_sums = nullptr;
+  TargetFactors* target_factors = nullptr;
   int32_t* redo_rows = nullptr;
   int32_t* redo_count = nullptr;  // one value
   float* factors = nullptr;       // of fp16: what scaled_x is multiplied by, the reciprocal, 0 and 1

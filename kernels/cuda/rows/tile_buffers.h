@@ -42,6 +42,8 @@ struct RowArrays {
   float* gradient_factors = nullptr;
   float* entropy_factors = nullptr;
   float* means = nullptr;
+  TargetSums* target_sums = nullptr;  // of batches that have them; GiveTo leaves them
+  TargetFactors* target_factors = nullptr;
   int32_t* redo_rows = nullptr;
   int32_t* redo_count = nullptr;
   float* factors = nullptr;
@@ -53,6 +55,8 @@ struct RowArrays {
       divider->Take(array, bytes);
     }
     divider->Take(&smoothing_logits, 2 * bytes);
+    divider->Take(&target_sums, rows * static_cast<int64_t>(sizeof(TargetSums)));
+    divider->Take(&target_factors, rows * static_cast<int64_t>(sizeof(TargetFactors)));
     for (int32_t** array : {&overflowed, &exponents, &redo_rows}) divider->Take(array, bytes);
     divider->Take(&redo_count, sizeof(int32_t));
     divider->Take(&factors, 4 * sizeof(float));

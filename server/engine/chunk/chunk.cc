@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/chunk/chunk_options.h"
-#include "server/engine/chunk/kept_tokens.h"
+#include "server/engine/chunk/token_lists.h"
 #include "server/engine/common/errors.h"
 
 namespace lossd::engine {
@@ -211,7 +211,7 @@ absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const C
   if (absl::Status status = ValidateGradientScale(chunk); !status.ok()) return status;
   if (absl::Status status = ValidateHold(chunk.hold); !status.ok()) return status;
   if (absl::Status status = ValidateLabels(chunk, head); !status.ok()) return status;
-  if (absl::Status status = ValidateKeptTokens(chunk, head); !status.ok()) return status;
+  if (absl::Status status = ValidateLists(chunk, head); !status.ok()) return status;
   if (absl::Status status = ValidateFinite(chunk, OwnTensor(chunk, head)); !status.ok()) return status;
   return teacher == nullptr ? absl::OkStatus() : ValidateFinite(chunk, TeacherTensor(chunk, *teacher));
 }

@@ -93,7 +93,27 @@ struct ChunkOptions {
 };
 
 // Most tokens that the lists of a chunk hold together: a device keeps room for them.
-inline constexpr int64_t kMostKeptTokens = int64_t{1} << 20;
+inline constexpr int64_t kMostListedTokens = int64_t{1} << 20;
+
+// A list of tokens of the vocabulary for each token of a chunk: `offsets` int64 [tokens + 1], `tokens` int32.
+struct ChunkLists {
+  enum class Use {
+    kNone,
+    kKept,     // its distribution is over the list alone
+    kTargets,  // soft targets: `probabilities`, fp32, one for each of `tokens`
+  };
+  Use use = Use::kNone;
+  std::string offsets = {};
+  std::string tokens = {};
+  std::string probabilities = {};
+  // With targets: what a token's divergence and its cross-entropy count.
+  float weight = 1.0f;
+  float label_weight = 0.0f;
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(offsets.size() + tokens.size() + probabilities.size());
+  }
+};
 
 struct ChunkLimits {
   int64_t max_chunk_bytes = int64_t{16} << 20;  // of hidden states, with those of a teacher
@@ -116,8 +136,7 @@ struct Hold {
 
 // Owns its payload. `labels` are int64, `hidden_states` [tokens, H] elements of hidden_type, `teacher_hidden`
 // likewise of a distillation's teacher and otherwise empty, and what there is for each token besides, fp32
-// [tokens] or empty; of lists of kept tokens `kept_offsets` int64 [tokens + 1] and `kept_tokens` int32: all
-// little-endian.
+// [tokens] or empty: all little-endian.
 struct Chunk {
   uint64_t sequence = 0;
   uint64_t generation = 0;
@@ -134,9 +153,7 @@ struct Chunk {
   std::string token_weights;
   std::string lse_gradients;
   std::string entropy_gradients;
-  bool has_kept_tokens = false;
-  std::string kept_offsets;
-  std::string kept_tokens;
+  ChunkLists lists;
   Payload hidden_states;
   Payload teacher_hidden;
   // Until ResolveRegions has put the places themselves into hidden_states, teacher_hidden and dx.
@@ -150,6 +167,9 @@ struct Chunk {
   Timing timing = Timing::kNone;
 
   int64_t payload_bytes() const { return token_bytes() + hidden_states.size() + teacher_hidden.size(); }
+  bool has_soft_targets() const {
+    return options.distillation.has_value() || lists.use == ChunkLists::Use::kTargets;
+  }
   // Whether dX is to go into a region or stay at another rank.
   bool dx_elsewhere() const { return dx_region.has_value() || dx.is_set(); }
   // The rank that has the hidden states: 0, the leader, unless PlaceAtRank says otherwise.
@@ -160,13 +180,15 @@ struct Chunk {
   }
   // For a rejected chunk, which may be kept for as long as a batch takes after its bytes were credited back.
   void DropPayload() {
-    labels = token_weights = lse_gradients = entropy_gradients = kept_offsets = kept_tokens = {};
+    labels = token_weights = lse_gradients = entropy_gradients = {};
+    lists = {.use = lists.use};
     hidden_states = teacher_hidden = {};
     dx = {};
   }
   int64_t token_bytes() const {
     return static_cast<int64_t>(labels.size() + token_weights.size() + lse_gradients.size() +
-                                entropy_gradients.size() + kept_offsets.size() + kept_tokens.size());
+                                entropy_gradients.size()) +
+           lists.bytes();
   }
 };
 

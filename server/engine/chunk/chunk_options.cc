@@ -109,9 +109,11 @@ absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head) {
   }
   if (options.distillation.has_value()) {
     if (absl::Status status = ValidateDistillation(options.distillation->loss); !status.ok()) return status;
-  } else if (options.returns.divergence) {
+  } else if (options.returns.divergence && !chunk.has_soft_targets()) {
     return Invalid(RejectReason::kOption, kDivergences,
-                   absl::StrCat(kDivergences, " is true, but options.distillation is not set"));
+                   absl::StrCat(kDivergences,
+                                " is true, but neither options.distillation nor "
+                                "token_inputs.target_lists is set"));
   }
   const int64_t most = std::min<int64_t>(kernels::kMostTopK, head.vocab_size);
   if (options.returns.top_k < 0 || options.returns.top_k > most) {
@@ -141,7 +143,7 @@ absl::Status NoRoomForTeacher(const HeadConfig& head, int64_t row_bytes, int64_t
 WantedReturns ReturnsOf(const Chunk& chunk) {
   WantedReturns returns = chunk.options.returns;
   returns.z_loss = returns.z_loss || chunk.options.loss.lse_square_scale > 0;
-  returns.divergence = returns.divergence || chunk.options.distillation.has_value();
+  returns.divergence = returns.divergence || chunk.has_soft_targets();
   return returns;
 }
 

@@ -171,7 +171,9 @@ struct Counters {
   // Sizes of the batches that were started.
   SizeHistogram batch_chunks;
   SizeHistogram batch_rows;
-  SizeHistogram kept_tokens;  // in the list of each of tokens_valid that has one
+  // In the list of each of tokens_valid that has one, by what lists are for.
+  SizeHistogram kept_tokens;
+  SizeHistogram target_tokens;
 
   DurationHistogram read_seconds;             // read until accepted
   DurationHistogram queue_seconds;            // accepted until started

@@ -1,7 +1,6 @@
 #include "server/engine/device/batch_key.h"
 
 #include "server/engine/chunk/chunk_options.h"
-#include "server/engine/chunk/kept_tokens.h"
 
 namespace lossd::engine {
 namespace {
@@ -28,7 +27,7 @@ BatchKey KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* te
   kind.returns = ReturnsOf(chunk);
   kind.entropy_gradients = HasWeightGradient(chunk.mode) && !chunk.entropy_gradients.empty();
   kind.holds = chunk.hold.number != 0;
-  kind.kept_tokens = KeptTokensClass(chunk);
+  kind.lists = ListKindOf(chunk);
   if (head.fixed_segments) kind.segments = kernels::Segments::kFixed;
   kind.holder = chunk.holder();
   if (teacher != nullptr) {

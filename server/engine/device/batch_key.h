@@ -9,6 +9,7 @@
 #include "kernels/shard.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/chunk/head_config.h"
+#include "server/engine/chunk/token_lists.h"
 
 namespace lossd::engine {
 
@@ -44,7 +45,7 @@ struct BatchKey {
   // Whether something is wanted to be held of the rows, or was: chunks of which nothing is held have their
   // batch computed again as a whole.
   bool holds = false;
-  int64_t kept_tokens = 0;  // KeptTokensClass
+  ListKind lists = {};
   TeacherKind teacher = {};
   kernels::Segments segments = kernels::Segments::kOfRanks;  // kFixed only if the device has them
   Gradient* gradient = nullptr;                              // what dW is added to; null: the head's own

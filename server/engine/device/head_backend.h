@@ -77,6 +77,7 @@ struct ChunkRows {
   HoldName hold = {};                          // of a kind that holds
   // Lists of rows that are not ignored have the label. Only of a kind that has them.
   kernels::TokenLists kept_tokens = {};
+  kernels::TargetLists target_lists = {};    // likewise, with the label or not
   Accumulate accumulate = Accumulate::kYes;  // whether the rows count in dW; kNo if loss only
 
   float* losses = nullptr;           // [tokens]; null if dW only

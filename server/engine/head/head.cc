@@ -42,7 +42,7 @@ std::vector<std::vector<kernels::RowSpan>> SlicesOf(const HeadConfig& config, co
 // The most tokens of a list that the workspace has room for.
 int64_t LongestListOf(const HeadBackend& backend) {
   int64_t fits = 0;
-  int64_t too_many = kMostKeptTokens + 1;
+  int64_t too_many = kMostListedTokens + 1;
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
     (backend.HasRoomForList(middle) ? fits : too_many) = middle;

@@ -449,6 +449,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
     std::shared_ptr<const void> lesson;
   };
   absl::Status CheckContent(Chunk& chunk, Taught* taught) const;
+  // Whether the device can do what a chunk with lists asks for.
+  absl::Status CheckListsHere(const Chunk& chunk) const;
   absl::StatusOr<Admission> AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,

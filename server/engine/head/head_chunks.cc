@@ -3,7 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/chunk/chunk_options.h"
-#include "server/engine/chunk/kept_tokens.h"
+#include "server/engine/chunk/token_lists.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/device/batch_key.h"
 #include "server/engine/head/head.h"
@@ -173,20 +173,33 @@ absl::Status Head::CheckContent(Chunk& chunk, Taught* taught) const {
   absl::Status status =
       ResolveRegions(chunk, config_, environment_.limits, *environment_.regions, teacher_config);
   if (status.ok()) status = ValidateContent(chunk, config_, environment_.limits, teacher_config);
-  if (status.ok() && chunk.has_kept_tokens && !environment_.device->TakesTokenLists()) {
-    return MakeError(absl::StatusCode::kUnimplemented, RejectReason::kOption, kKeptTokensField,
-                     absl::StrCat(kKeptTokensField, " is set, but head ", config_.name,
-                                  " lies over several devices; use a server of one device"));
-  }
-  if (const int64_t longest = status.ok() ? LongestList(chunk) : 0; longest > longest_list_) {
-    return Invalid(
-        RejectReason::kChunkTooLarge, kKeptTokensField,
-        absl::StrCat(kKeptTokensField, " has a list of ", longest,
-                     " tokens, which the server's workspace has no room for; raise --workspace_bytes"));
-  }
+  const bool has_lists = chunk.lists.use != ChunkLists::Use::kNone;
+  if (status.ok() && has_lists) status = CheckListsHere(chunk);
   // Chunks are not to go apart for what the device cannot do.
-  if (!holds_ || chunk.has_kept_tokens) chunk.hold = {};
+  if (!holds_ || has_lists) chunk.hold = {};
   return status;
+}
+
+absl::Status Head::CheckListsHere(const Chunk& chunk) const {
+  const char* const field = FieldOf(chunk.lists);
+  const auto unimplemented = [&](absl::string_view why) {
+    return MakeError(absl::StatusCode::kUnimplemented, RejectReason::kOption, field,
+                     absl::StrCat(field, " is set, but head ", config_.name, " ", why));
+  };
+  if (!environment_.device->TakesTokenLists()) {
+    return unimplemented("lies over several devices; use a server of one device");
+  }
+  if (chunk.lists.use == ChunkLists::Use::kTargets) {
+    return config_.fixed_segments ? unimplemented("has fixed_segments; use a head without")
+                                  : absl::OkStatus();
+  }
+  if (const int64_t longest = LongestList(chunk); longest > longest_list_) {
+    return Invalid(RejectReason::kChunkTooLarge, field,
+                   absl::StrCat(field, " has a list of ", longest,
+                                " tokens, which the server's workspace has no room for; raise "
+                                "--workspace_bytes"));
+  }
+  return absl::OkStatus();
 }
 
 // Not ok for a chunk that must not be answered: if the answer were lost, a repeat could get another one.

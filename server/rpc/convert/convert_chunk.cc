@@ -155,6 +155,38 @@ engine::ChunkOptions OptionsToEngine(const v1::LossOptions& proto) {
   return options;
 }
 
+void TakeList(v1::TokenLists& proto, engine::ChunkLists* lists) {
+  lists->offsets = std::move(*proto.mutable_offsets());
+  lists->tokens = std::move(*proto.mutable_ids());
+}
+
+// One of the two that may be there: CheckLists refuses both.
+engine::ChunkLists TakeLists(v1::TokenInputs& inputs) {
+  engine::ChunkLists lists;
+  if (inputs.has_target_lists()) {
+    v1::TargetLists& targets = *inputs.mutable_target_lists();
+    lists.use = engine::ChunkLists::Use::kTargets;
+    TakeList(*targets.mutable_lists(), &lists);
+    lists.probabilities = std::move(*targets.mutable_probabilities());
+    lists.weight = targets.weight();
+    lists.label_weight = targets.label_weight();
+  } else if (inputs.has_kept_tokens()) {
+    lists.use = engine::ChunkLists::Use::kKept;
+    TakeList(*inputs.mutable_kept_tokens(), &lists);
+  }
+  return lists;
+}
+
+absl::Status CheckLists(const v1::Chunk& proto) {
+  const v1::TokenInputs& inputs = proto.token_inputs();
+  if (!inputs.has_kept_tokens() || !inputs.has_target_lists()) return absl::OkStatus();
+  constexpr char kField[] = "token_inputs.kept_tokens";
+  return engine::Invalid(RejectReason::kOption, kField,
+                         absl::StrCat(kField,
+                                      " is set; it must be unset together with "
+                                      "token_inputs.target_lists"));
+}
+
 absl::StatusOr<kernels::Divergence> DivergenceOf(v1::Divergence divergence) {
   switch (divergence) {
     case v1::DIVERGENCE_FORWARD_KL:
@@ -231,11 +263,7 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
     chunk.token_weights = std::move(*inputs.mutable_weights());
     chunk.lse_gradients = std::move(*inputs.mutable_lse_gradients());
     chunk.entropy_gradients = std::move(*inputs.mutable_entropy_gradients());
-    chunk.has_kept_tokens = inputs.has_kept_tokens();
-    if (chunk.has_kept_tokens) {
-      chunk.kept_offsets = std::move(*inputs.mutable_kept_tokens()->mutable_offsets());
-      chunk.kept_tokens = std::move(*inputs.mutable_kept_tokens()->mutable_ids());
-    }
+    chunk.lists = TakeLists(inputs);
   }
   if (proto.has_hold()) chunk.hold = {.number = proto.hold().number(), .first = proto.hold().first_token()};
   chunk.window_token = If(proto.has_window_token(), int64_t{proto.window_token()});
@@ -254,6 +282,8 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
   }
   chunk.dx_type = *dx_type;
   chunk.decode_status = TakeRefs(proto, &chunk);
+  if (!chunk.decode_status.ok()) return chunk;
+  chunk.decode_status = CheckLists(proto);
   if (!chunk.decode_status.ok()) return chunk;
   chunk.decode_status = TakeDistillation(proto, &chunk);
   if (!chunk.decode_status.ok()) return chunk;

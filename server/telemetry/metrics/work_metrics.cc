@@ -32,6 +32,9 @@ constexpr Metric kBatchRows{"lossd_batch_rows", "Tokens of each batch that was s
                             kHistogram};
 constexpr Metric kKeptTokens{
     "lossd_kept_tokens", "Tokens in the list of each valid token whose softmax is over a list.", kHistogram};
+constexpr Metric kTargetTokens{"lossd_target_tokens",
+                               "Tokens in the list of soft targets of each valid token that has one.",
+                               kHistogram};
 constexpr Metric kChunkSeconds{
     "lossd_chunk_seconds",
     "Time of chunks by stage: read (until accepted), queue (accepted until started), forward (until loss and "
@@ -78,6 +81,7 @@ void CollectWork(const engine::Engine& engine, Exposition& out) {
   out.Only(kBatchChunks, counters.batch_chunks);
   out.Only(kBatchRows, counters.batch_rows);
   out.Only(kKeptTokens, counters.kept_tokens);
+  out.Only(kTargetTokens, counters.target_tokens);
   out.Begin(kChunkSeconds);
   out.Add({"read"}, counters.read_seconds);
   out.Add({"queue"}, counters.queue_seconds);

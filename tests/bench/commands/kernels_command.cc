@@ -1,5 +1,6 @@
 #include "tests/bench/commands/kernels_command.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -37,6 +38,7 @@ const char kKernelsFooter[] =
     "  lossd-bench kernels --lse_spread=100                       rows whose log-sum-exps differ by up to "
     "100\n"
     "  lossd-bench kernels --softcap=30 --label_smoothing=0.1     what options of the loss cost\n"
+    "  lossd-bench kernels --targets=64         soft targets on a list of 64 tokens of each row\n"
     "  lossd-bench kernels --kept=64            each row over a list of 64 tokens; the limit stays the "
     "whole's\n"
     "  lossd-bench kernels --device=cuda:0 --teacher_hidden=4096  soft targets of a teacher\n"
@@ -71,22 +73,23 @@ KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
     return result;
   }
   const bool two_phases = kernel_case.held || kernel_case.zeros > 0;
-  if (two_phases && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0 || kernel_case.kept > 0)) {
+  if (two_phases && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0 || kernel_case.kept > 0 ||
+                     kernel_case.targets > 0)) {
     KernelResult result;
     result.error = "--held and --zeros are timed on a GPU only, and without soft targets and kept tokens";
     return result;
   }
-  const bool keeps = kernel_case.kept > 0;
-  if (keeps && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0 ||
-                kernel_case.options.label_smoothing > 0 || kernel_case.kept > kernel_case.vocab)) {
+  const int64_t listed = std::max(kernel_case.kept, kernel_case.targets);
+  if (listed > 0 && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0 ||
+                     kernel_case.options.label_smoothing > 0 || listed > kernel_case.vocab)) {
     KernelResult result;
     result.error =
-        "kept tokens are timed on a GPU only, no more than there are, and without soft targets or label "
-        "smoothing";
+        "lists of tokens are timed on a GPU only, no longer than there are tokens, and without a teacher or "
+        "label smoothing";
     return result;
   }
   const bool fixed = kernel_case.segments == kernels::Segments::kFixed;
-  if (fixed && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0)) {
+  if (fixed && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0 || kernel_case.targets > 0)) {
     KernelResult result;
     result.error = "fixed segments are timed on a GPU only, and without soft targets";
     return result;
@@ -109,6 +112,7 @@ std::string ProblemOverDevices(const CaseOptions& cases) {
                        : cases.held                  ? "--held"
                        : cases.zeros > 0             ? "--zeros"
                        : cases.kept > 0              ? "--kept"
+                       : cases.targets > 0           ? "--targets"
                        : cases.portable              ? "--portable"
                                                      : nullptr;
   if (cases.fixed_segments && CudaIndex(cases.device) < 0) return "--fixed_segments is timed on GPUs only";

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "kernels/reference_divergence.h"
+#include "kernels/target_shares.h"
 #include "tests/bench/loss_formula.h"
 #include "tests/bench/measure.h"
 
@@ -73,8 +75,49 @@ class Check {
     for (int64_t h = 0; h < case_.teacher_hidden; ++h) sum += static_cast<double>(x[h]) * w[h];
     return sum;
   }
-  // The divergence of a row whose logits these are; nothing without a teacher.
-  kernels::ReferenceDivergence DivergenceOfRow(int64_t token, const std::vector<double>& logits) const {
+  // The shares of a row with soft targets on a list, whose logits `logit` tells.
+  template <class Logit>
+  kernels::TargetShares SharesOfRow(int64_t row, double log_sum_exp, const Logit& logit) const {
+    const std::span<const int32_t> tokens = step_.TargetsOf(row);
+    kernels::TargetSums sums;
+    double listed = 0;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const double q = step_.ProbabilitiesOf(row)[i];
+      const double s = logit(tokens[i]);
+      sums.mass += q;
+      sums.cross += q * s;
+      sums.negentropy += q * std::log(q);
+      listed += std::exp(s - log_sum_exp);
+    }
+    sums.log_sum_exp = log_sum_exp + std::log(listed);
+    return kernels::SharesOf(sums, log_sum_exp);
+  }
+  // q of an entry, or below 0 where the row's list has it not.
+  double TargetOf(int64_t row, int64_t v) const {
+    const std::span<const int32_t> tokens = step_.TargetsOf(row);
+    const auto at = std::find(tokens.begin(), tokens.end(), v);
+    return at == tokens.end() ? -1.0 : step_.ProbabilitiesOf(row)[static_cast<size_t>(at - tokens.begin())];
+  }
+  static double SlopeOf(const kernels::TargetShares& shares, double p, double target) {
+    return target < 0 ? shares.others * p : shares.listed * p - target;
+  }
+  kernels::ReferenceDivergence DivergenceOfList(int64_t row, double log_sum_exp,
+                                                const std::vector<double>& logits) const {
+    const auto at = [&](int64_t v) { return logits[static_cast<size_t>(v)]; };
+    const kernels::TargetShares shares = SharesOfRow(row, log_sum_exp, at);
+    kernels::ReferenceDivergence divergence{.value = shares.divergence, .slopes = logits};
+    for (double& value : divergence.slopes) value = shares.others * std::exp(value - log_sum_exp);
+    for (const int32_t v : step_.TargetsOf(row)) {
+      divergence.slopes[static_cast<size_t>(v)] =
+          SlopeOf(shares, std::exp(at(v) - log_sum_exp), TargetOf(row, v));
+    }
+    return divergence;
+  }
+
+  // The divergence of a row whose logits these are; nothing without soft targets.
+  kernels::ReferenceDivergence DivergenceOfRow(int64_t row, int64_t token, double log_sum_exp,
+                                               const std::vector<double>& logits) const {
+    if (case_.targets > 0) return DivergenceOfList(row, log_sum_exp, logits);
     kernels::ReferenceDivergence none;
     none.slopes.assign(logits.size(), 0.0);
     if (case_.teacher_hidden == 0) return none;
@@ -126,7 +169,8 @@ class Check {
       const double mean = moment / sum;
       // Label smoothing alone needs it, and there is none with lists.
       const double sum_of_logits = case_.kept > 0 ? 0.0 : std::accumulate(z.begin(), z.end(), 0.0);
-      const kernels::ReferenceDivergence divergence = DivergenceOfRow(token, z);
+      const kernels::ReferenceDivergence divergence =
+          DivergenceOfRow(static_cast<int64_t>(row), token, log_sum_exp, z);
       loss_error.Add(loss[0], formula_.Loss(log_sum_exp, sum_of_logits, z[static_cast<size_t>(label)]) +
                                   divergence.value);
       std::vector<double> gradient(static_cast<size_t>(case_.hidden), 0.0);
@@ -174,7 +218,18 @@ class Check {
           CudaStep::ReadWide(step_.divergences(), DataType::kFloat32, 0, case_.tokens, &divergences));
       LOSSD_CUDA_PASS_ON(step_.TeacherLogSumExps(&teacher_sums));
     }
-    const auto soft_slope = [&](size_t token, int64_t v, double logit) {
+    std::vector<kernels::TargetShares> shares(case_.targets > 0 ? static_cast<size_t>(rows_.rows) : 0);
+#pragma omp parallel for
+    for (int64_t r = 0; r < std::ssize(shares); ++r) {
+      const auto token = static_cast<size_t>(rows_.batch_rows[static_cast<size_t>(r)]);
+      const float* row = &x[token * static_cast<size_t>(case_.hidden)];
+      shares[static_cast<size_t>(r)] =
+          SharesOfRow(r, log_sum_exps[token], [&](int64_t v) { return Logit(row, v); });
+    }
+    const auto soft_slope = [&](int64_t r, size_t token, int64_t v, double logit) {
+      if (!shares.empty()) {
+        return SlopeOf(shares[static_cast<size_t>(r)], std::exp(logit - log_sum_exps[token]), TargetOf(r, v));
+      }
       if (divergences.empty()) return 0.0;
       const double log_q = logit - log_sum_exps[token];
       const double log_p = TeacherLogit(static_cast<int64_t>(token), v) - teacher_sums[token];
@@ -201,7 +256,7 @@ class Check {
         const double logit = Logit(row, v);
         const double factor =
             formula_.Gradient(log_sum_exps[token], logit, rows_.labels[static_cast<size_t>(r)] == v) +
-            formula_.Times(soft_slope(token, v, logit), logit) +
+            formula_.Times(soft_slope(r, token, v, logit), logit) +
             formula_.EntropyGradient(case_.entropy_gradient, log_sum_exps[token],
                                      log_sum_exps[token] - entropies[token], logit);
         for (size_t h = 0; h < expected.size(); ++h) expected[h] += factor * row[h];

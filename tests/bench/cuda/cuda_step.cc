@@ -201,14 +201,15 @@ Result CudaStep::FillInputs() {
 
 // The label and other tokens, none twice.
 void CudaStep::FillLists() {
-  if (case_.kept == 0) return;
+  const int64_t size = std::max(case_.kept, case_.targets);
+  if (size == 0) return;
   std::mt19937_64 generator(7);
   std::uniform_int_distribution<int64_t> token(0, case_.vocab - 1);
   std::vector<bool> taken(static_cast<size_t>(case_.vocab));
   kept_offsets_ = {0};
   for (const int64_t label : token_labels_) {
     const auto first = static_cast<std::ptrdiff_t>(kept_tokens_.size());
-    for (int64_t next = label == kIgnoreIndex ? 0 : label; std::ssize(kept_tokens_) - first < case_.kept;) {
+    for (int64_t next = label == kIgnoreIndex ? 0 : label; std::ssize(kept_tokens_) - first < size;) {
       if (!taken[static_cast<size_t>(next)]) kept_tokens_.push_back(static_cast<int32_t>(next));
       taken[static_cast<size_t>(next)] = true;
       next = token(generator);
@@ -218,9 +219,18 @@ void CudaStep::FillLists() {
     }
     kept_offsets_.push_back(std::ssize(kept_tokens_));
   }
+  constexpr float kMass = 0.8f;
+  probabilities_.assign(kept_tokens_.size(), kMass / static_cast<float>(size));
 }
 
 Result CudaStep::CopyLists() {
+  if (case_.targets > 0) {
+    LOSSD_CUDA_PASS_ON(Copy(rows_.targets.offsets, &kept_offsets_there_));
+    LOSSD_CUDA_PASS_ON(Copy(rows_.targets.tokens, &kept_tokens_there_));
+    const auto bytes = static_cast<int64_t>(rows_.targets.probabilities.size() * sizeof(float));
+    LOSSD_CUDA_PASS_ON(Copy(rows_.targets.probabilities.data(), bytes, &probabilities_there_));
+    return DeviceBuffer::Create(bytes, &target_logits_);
+  }
   if (case_.kept == 0) return {};
   LOSSD_CUDA_PASS_ON(Copy(rows_.kept.offsets, &kept_offsets_there_));
   LOSSD_CUDA_PASS_ON(Copy(rows_.kept.tokens, &kept_tokens_there_));
@@ -233,6 +243,17 @@ bool CudaStep::Keeps(int64_t row, int64_t v) const {
   const auto begin = rows_.kept.tokens.begin();
   const auto end = begin + rows_.kept.offsets[static_cast<size_t>(row + 1)];
   return std::find(begin + rows_.kept.offsets[static_cast<size_t>(row)], end, v) != end;
+}
+
+std::span<const int32_t> CudaStep::TargetsOf(int64_t row) const {
+  const auto first = static_cast<size_t>(rows_.targets.offsets[static_cast<size_t>(row)]);
+  const auto end = static_cast<size_t>(rows_.targets.offsets[static_cast<size_t>(row + 1)]);
+  return std::span(rows_.targets.tokens).subspan(first, end - first);
+}
+
+std::span<const float> CudaStep::ProbabilitiesOf(int64_t row) const {
+  const auto first = static_cast<size_t>(rows_.targets.offsets[static_cast<size_t>(row)]);
+  return std::span(rows_.targets.probabilities).subspan(first, TargetsOf(row).size());
 }
 
 Result CudaStep::ReadInputs(const std::string& folder, std::string* error) {
@@ -316,6 +337,9 @@ Result CudaStep::Prepare(std::string* error) {
   FillLists();
   kernels::cuda::LabelledRows all{token_labels_.data(), case_.tokens, kIgnoreIndex, gradient_scale_};
   if (case_.kept > 0) all.kept_tokens = {kept_offsets_.data(), kept_tokens_.data()};
+  if (case_.targets > 0) {
+    all.target_lists = {{kept_offsets_.data(), kept_tokens_.data()}, probabilities_.data()};
+  }
   rows_ = fixed ? step_->Arrange({&all, 1}, shard_) : step_->Arrange({&all, 1}, teacher);
   tile_rows_ = fixed ? step_->RowsPerTile(rows_.rows, shard_) : step_->RowsPerTile(rows_.rows, teacher);
   LOSSD_CUDA_PASS_ON(Copy(rows_.batch_rows, &batch_rows_));
@@ -375,6 +399,13 @@ LinearCrossEntropy::Batch CudaStep::Batch() const {
                   .by_token = static_cast<const int32_t*>(by_token_.data()),
                   .token_starts = static_cast<const int32_t*>(token_starts_.data()),
                   .tiles = rows_.kept.tiles};
+  }
+  if (case_.targets > 0) {
+    batch.targets = {.offsets = static_cast<const int32_t*>(kept_offsets_there_.data()),
+                     .tokens = static_cast<const int32_t*>(kept_tokens_there_.data()),
+                     .probabilities = static_cast<const float*>(probabilities_there_.data()),
+                     .logits = static_cast<float*>(target_logits_.data())};
+    batch.distillation = {.label_weight = 1.0f};
   }
   batch.dx_type = case_.dtype;
   batch.dw = dw();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,9 @@ class CudaStep {
   const std::vector<int64_t>& token_labels() const { return token_labels_; }
   // Whether the softmax of `row` of rows() has this entry.
   bool Keeps(int64_t row, int64_t v) const;
+  // The list of `row` of rows(), of soft targets and their probabilities.
+  std::span<const int32_t> TargetsOf(int64_t row) const;
+  std::span<const float> ProbabilitiesOf(int64_t row) const;
   const kernels::cuda::BatchRows& rows() const { return rows_; }
   int64_t padded_hidden() const { return padded_; }
   int64_t tile_rows() const { return tile_rows_; }
@@ -106,6 +110,7 @@ class CudaStep {
   std::vector<int64_t> forward_labels_;
   std::vector<int64_t> kept_offsets_;  // of all tokens; empty without lists
   std::vector<int32_t> kept_tokens_;
+  std::vector<float> probabilities_;  // of soft targets on these lists
   kernels::cuda::BatchRows rows_;
   kernels::cuda::BatchRows forward_rows_;
   kernels::cuda::HoldSpace hold_;
@@ -115,7 +120,7 @@ class CudaStep {
       batch_rows_, labels_, by_label_, scales_, vocabulary_sum_, smoothing_gradient_, returns_memory_,
       teacher_weight_, teacher_x_, teacher_largest_, divergences_, entropy_gradients_, hold_memory_,
       held_rows_, forward_batch_rows_, forward_labels_memory_, forward_by_label_, forward_scales_,
-      kept_offsets_there_, kept_tokens_there_, by_token_, token_starts_;
+      kept_offsets_there_, kept_tokens_there_, by_token_, token_starts_, probabilities_there_, target_logits_;
   kernels::cuda::TeacherHead teacher_;  // of case_.teacher_hidden
   kernels::RowReturns returns_;
 };

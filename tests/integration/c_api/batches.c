@@ -233,6 +233,77 @@ void TestDistillation(const char* target, int count, char** arguments) {
   lossd_client_free(client);
 }
 
+void TestTargetLists(const char* target, int count, char** arguments) {
+  Problem problem;
+  lossd_client* client = Connect(target);
+  lossd_head* head = NULL;
+  lossd_session* session = NULL;
+  lossd_target_lists lists;
+  lossd_batch batch;
+  lossd_outputs outputs;
+  lossd_result result;
+  float divergences[kTokens];
+  float losses[kTokens];
+  float certain[kTokens];
+  int64_t offsets[kTokens + 1];
+  int32_t tokens[kTokens];
+  int i = 0;
+  (void)count, (void)arguments;
+  MakeProblem(&problem);
+  head = MakeHead(client, "lists", &problem, kWithBias);
+  session = OpenSession(head);
+  /* A target that is all of the label's is the cross-entropy. */
+  for (i = 0; i < kTokens; ++i) {
+    offsets[i] = i;
+    tokens[i] = i == kIgnored ? 0 : (int32_t)problem.labels[i];
+    certain[i] = 1;
+  }
+  offsets[kTokens] = kTokens;
+  lossd_target_lists_init(&lists, sizeof lists);
+  CHECK(lists.weight == 1 && lists.label_weight == 0);
+  lists.offsets = offsets;
+  lists.tokens = tokens;
+  lists.probabilities = certain;
+  lists.token_count = kTokens;
+  batch = BatchOf(&problem);
+  batch.target_lists = &lists;
+  lossd_outputs_init(&outputs, sizeof outputs);
+  lossd_result_init(&result, sizeof result);
+  outputs.losses = losses;
+  outputs.divergences = divergences;
+  OK(lossd_session_compute(session, &batch, &outputs, &result));
+  NEAR(result.loss, problem.loss);
+  NEAR(result.divergence_sum, problem.loss);
+  for (i = 0; i < kTokens; ++i) {
+    NEAR(losses[i], problem.losses[i]);
+    NEAR(divergences[i], problem.losses[i]);
+  }
+  lists.label_weight = 2;
+  OK(lossd_session_compute(session, &batch, &outputs, &result));
+  NEAR(result.loss, 3 * problem.loss);
+  lists.label_weight = -1;
+  FAILS(lossd_session_compute(session, &batch, &outputs, &result), LOSSD_INVALID_ARGUMENT,
+        "target_lists.label_weight is -1");
+  lists.label_weight = 0;
+  lists.token_count = kTokens - 1;
+  FAILS(lossd_session_compute(session, &batch, &outputs, &result), LOSSD_INVALID_ARGUMENT, "must be equal");
+  lists.token_count = -1;
+  FAILS(lossd_session_compute(session, &batch, &outputs, &result), LOSSD_INVALID_ARGUMENT,
+        "batch.target_lists.token_count is -1");
+  lists.token_count = kTokens;
+  lists.probabilities = NULL;
+  FAILS(lossd_session_compute(session, &batch, &outputs, &result), LOSSD_INVALID_ARGUMENT,
+        "batch.target_lists.probabilities is NULL");
+  lists.probabilities = certain;
+  lists.offsets = NULL;
+  FAILS(lossd_session_compute(session, &batch, &outputs, &result), LOSSD_INVALID_ARGUMENT,
+        "batch.target_lists.offsets is NULL");
+  OK(lossd_client_delete_head(client, "lists", 1));
+  lossd_session_free(session);
+  lossd_head_free(head);
+  lossd_client_free(client);
+}
+
 void TestLogits(const char* target, int count, char** arguments) {
   Problem problem;
   lossd_client* client = Connect(target);

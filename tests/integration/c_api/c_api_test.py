@@ -81,8 +81,8 @@ class CApiTest(unittest.TestCase):
         return done.stdout
 
     def test_everything_of_one_process(self):
-        for name in ("heads", "checkpoints", "weights", "compute", "token_returns", "distillation", "logits", "resume", "flush",
-                     "sink", "step", "regions", "nulls", "values", "marks", "structs", "threads"):
+        for name in ("heads", "checkpoints", "weights", "compute", "token_returns", "distillation", "target_lists", "logits",
+                     "resume", "flush", "sink", "step", "regions", "nulls", "values", "marks", "structs", "threads"):
             with self.subTest(name):
                 self.run_test(name)
 

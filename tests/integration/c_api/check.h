@@ -53,8 +53,9 @@ char* MarksOf(const lossd_session* session);
 
 /* The tests, by the names that main.c gives them; arguments as main's behind the target. */
 typedef void Test(const char* target, int count, char** arguments);
-Test TestHeads, TestCheckpoints, TestWeights, TestCompute, TestTokenReturns, TestDistillation, TestLogits,
-    TestResume, TestFlush, TestSink, TestStep, TestRegions, TestNulls, TestValues, TestMarks, TestStructs,
-    TestThreads, TestContribute, TestStepFor, TestWindowLost, TestServerGone, TestDrain;
+Test TestHeads, TestCheckpoints, TestWeights, TestCompute, TestTokenReturns, TestDistillation,
+    TestTargetLists, TestLogits, TestResume, TestFlush, TestSink, TestStep, TestRegions, TestNulls,
+    TestValues, TestMarks, TestStructs, TestThreads, TestContribute, TestStepFor, TestWindowLost,
+    TestServerGone, TestDrain;
 
 #endif /* LOSSD_TESTS_INTEGRATION_C_API_CHECK_H_ */

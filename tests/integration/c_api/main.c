@@ -14,6 +14,7 @@ static const struct {
     {"compute", TestCompute},
     {"token_returns", TestTokenReturns},
     {"distillation", TestDistillation},
+    {"target_lists", TestTargetLists},
     {"logits", TestLogits},
     {"resume", TestResume},
     {"flush", TestFlush},

@@ -21,6 +21,7 @@ NEWER(batch);
 NEWER(outputs);
 NEWER(result);
 NEWER(distillation);
+NEWER(target_lists);
 NEWER(logits);
 NEWER(flush_options);
 NEWER(flush_result);
@@ -90,6 +91,9 @@ static void CheckRefusals(const char* target, Fixture* fixture) {
   REFUSED(result, lossd_session_compute(fixture->session, &batch, NULL, given));
   REFUSED(distillation,
           (batch.distillation = given, lossd_session_compute(fixture->session, &batch, NULL, NULL)));
+  batch.distillation = NULL;
+  REFUSED(target_lists,
+          (batch.target_lists = given, lossd_session_compute(fixture->session, &batch, NULL, NULL)));
   REFUSED(logits, lossd_head_logits(fixture->head, given, NULL));
   REFUSED(flush_options, lossd_head_flush(fixture->head, given, NULL, 0, NULL));
   flush.gradient = fixture->problem.weights;

@@ -262,6 +262,115 @@ TEST_F(LossOptionsTest, LossesOverListsOfTokensAreThoseOfTheReferenceInAnyCut) {
   EXPECT_THAT(refused.status().message(), HasSubstr("they must be equal"));
 }
 
+// The i-th row's q over the lists of the batch, at its tokens, and what it leaves of 1, in fp64.
+struct Targets {
+  std::vector<double> q = std::vector<double>(kVocab);
+  std::vector<bool> listed = std::vector<bool>(kVocab);
+  double rest = 1;
+};
+
+Targets TargetsOf(const TargetLists& lists, size_t row) {
+  Targets targets;
+  for (auto k = static_cast<size_t>(lists.lists.offsets[row]);
+       k < static_cast<size_t>(lists.lists.offsets[row + 1]); ++k) {
+    const auto token = static_cast<size_t>(lists.lists.tokens[k]);
+    targets.listed[token] = true;
+    targets.q[token] = static_cast<double>(lists.probabilities[k]);
+    targets.rest -= targets.q[token];
+  }
+  targets.rest = std::max(0.0, targets.rest);
+  return targets;
+}
+
+TEST_F(LossOptionsTest, SoftTargetsOnListsAreThoseOfTheirFormulaInAnyCut) {
+  Problem problem = Plain();
+  problem.bias = RandomFloats(kVocab, 6);
+  problem.token_weights = RandomFloats(kTokens, 4);
+  problem.options.lse_square_scale = 0.02F;
+  KeepTokens(problem, 0.2);
+  // Not the labels, but their neighbours, are in all lists. Every third list leaves nothing to other tokens.
+  std::vector<int32_t> tokens;
+  for (const int32_t token : std::exchange(problem.kept_tokens, {})) tokens.push_back((token + 1) % kVocab);
+  const std::vector<int64_t> offsets = std::exchange(problem.kept_offsets, {});
+  std::vector<float> probabilities = Positive(static_cast<int64_t>(tokens.size()), 8);
+  for (size_t i = 0; i < kTokens; ++i) {
+    const auto list =
+        std::span(probabilities)
+            .subspan(static_cast<size_t>(offsets[i]), static_cast<size_t>(offsets[i + 1] - offsets[i]));
+    const float sum = std::accumulate(list.begin(), list.end(), 0.0F);
+    for (float& value : list) value *= (i % 3 == 0 ? 1.0F : 0.75F) / sum;
+  }
+  const Reference plain = RunReference(problem);
+  Start();
+  const Head head = MakeHead(problem);
+  Session session = OpenAt(head);
+  Everything got(problem);
+  Batch batch = got.batch();
+  batch.target_lists = {.lists = {.offsets = offsets, .tokens = tokens},
+                        .probabilities = probabilities,
+                        .weight = 0.5F,
+                        .label_weight = 0.25F};
+  std::vector<float> divergences(kTokens);
+  BatchOutputs outputs = got.outputs();
+  outputs.returns.divergences = divergences;
+  const auto result = session.Compute(batch, outputs);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->chunks, 4);
+
+  std::vector<double> losses(kTokens);
+  std::vector<double> wanted_divergences(kTokens);
+  std::vector<double> dx(kTokens * kHidden);
+  std::vector<double> dw(kVocab * kHidden);
+  std::vector<double> db(kVocab);
+  const std::vector<float> weight = problem.Weight();
+  double divergence_sum = 0;
+  for (size_t i = 0; i < kTokens; ++i) {
+    if (problem.labels[i] == -100) continue;
+    const auto label = static_cast<size_t>(problem.labels[i]);
+    const double* const logits = plain.logits.data() + i * kVocab;
+    const double lse = plain.log_sum_exp[i];
+    const Targets targets = TargetsOf(batch.target_lists, i);
+    double others = 1;
+    double divergence = 0;
+    for (size_t v = 0; v < kVocab; ++v) {
+      if (!targets.listed[v]) continue;
+      others -= std::exp(logits[v] - lse);
+      divergence += targets.q[v] * (std::log(targets.q[v]) - (logits[v] - lse));
+    }
+    if (targets.rest > 0) divergence += targets.rest * std::log(targets.rest / others);
+    const double weight_of_token = problem.token_weights[i];
+    wanted_divergences[i] = divergence;
+    divergence_sum += weight_of_token * divergence;
+    losses[i] = weight_of_token *
+                (0.25 * (lse - logits[label]) + 0.5 * divergence + static_cast<double>(0.02F) * lse * lse);
+    double listed = 0;
+    for (const double q : targets.q) listed += q;
+    for (size_t v = 0; v < kVocab; ++v) {
+      const double p = std::exp(logits[v] - lse);
+      const double of_label = p - (v == label ? 1 : 0);
+      const double of_targets =
+          (listed + targets.rest) * p - targets.q[v] - (targets.listed[v] ? 0 : targets.rest * p / others);
+      const double factor = static_cast<double>(problem.gradient_scale) * weight_of_token *
+                            (0.25 * of_label + 0.5 * of_targets + 2 * static_cast<double>(0.02F) * lse * p);
+      db[v] += factor;
+      for (size_t j = 0; j < kHidden; ++j) {
+        dx[i * kHidden + j] += factor * static_cast<double>(weight[v * kHidden + j]);
+        dw[v * kHidden + j] += factor * static_cast<double>(got.x[i * kHidden + j]);
+      }
+    }
+  }
+  EXPECT_LT(RelativeError(got.losses, losses), kClose);
+  EXPECT_LT(RelativeError(divergences, wanted_divergences), kClose);
+  EXPECT_NEAR(result->divergence_sum, divergence_sum, 1e-4);
+  EXPECT_LT(RelativeError(got.dx, dx), kClose);
+  EXPECT_LT(RelativeError(got.log_sum_exp, plain.log_sum_exp), kClose);
+  EXPECT_LT(RelativeError(got.entropies, plain.entropy), kClose);
+  ExpectTokens(got, plain);
+  std::vector<float> found_db;
+  EXPECT_LT(RelativeError(FlushOf(head, session, 1.0F, &found_db), dw), kClose);
+  EXPECT_LT(RelativeError(found_db, db), kClose);
+}
+
 TEST_F(LossOptionsTest, WhatBelongsToTheHeadHoldsForBatchesThatDoNotNameIt) {
   Problem problem = Plain();
   problem.options = {.logit_scale = 0.5F, .softcap = 3};

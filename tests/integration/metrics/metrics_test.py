@@ -208,6 +208,22 @@ class Work(WhatIsDone):
         up_to = [after[f'lossd_kept_tokens_bucket{{le="{bound}"}}'] for bound in (1, 2, 4, 32, 64)]
         self.assertEqual(up_to, [1, 1, 2, 2, 3])
 
+    def test_lists_of_targets_are_counted_apart(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        chunk = self.chunk(session, 1, [1, -100])
+        targets = chunk.chunk.token_inputs.target_lists
+        targets.lists.offsets = np.array([0, 3, 3]).astype(np.int64).tobytes()
+        targets.lists.ids = np.array([2, 5, 9]).astype(np.int32).tobytes()
+        targets.probabilities = np.array([0.5, 0.25, 0.125]).astype(np.float32).tobytes()
+        targets.weight = 1
+        before = self.scrape()
+        self.compute(session, chunk)
+        after = self.scrape()
+        self.assertEqual(after.since(before)["lossd_target_tokens_count"], 1)
+        self.assertEqual(after["lossd_target_tokens_sum"], 3)
+        self.assertNotIn("lossd_kept_tokens_count", after.since(before))
+
     def test_a_repeat_moves_no_loss(self):
         create_head(self.channel, "h", VOCAB, HIDDEN)
         session = open_session(self.channel, "h", "c")

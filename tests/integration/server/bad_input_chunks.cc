@@ -72,6 +72,36 @@ Case Lists(std::string name, RejectReason reason, const std::string& field, std:
                  [spoil](v1::Chunk& chunk) { Keep(chunk, spoil); });
 }
 
+// The same lists as soft targets: the first of each probable to three quarters, the other to a quarter.
+using Spoil = std::function<void(v1::TargetLists&)>;
+void Target(
+    v1::Chunk& chunk, const Spoil& spoil = [](v1::TargetLists&) {}) {
+  Keep(chunk);
+  v1::TokenInputs& inputs = *chunk.mutable_token_inputs();
+  v1::TargetLists& targets = *inputs.mutable_target_lists();
+  targets.mutable_lists()->Swap(inputs.mutable_kept_tokens());
+  inputs.clear_kept_tokens();
+  targets.set_weight(1);
+  std::vector<float> probabilities;
+  for (int64_t token = 0; token < chunk.tokens(); ++token) {
+    probabilities.push_back(0.75F);
+    probabilities.push_back(0.25F);
+  }
+  targets.set_probabilities(probabilities.data(), probabilities.size() * sizeof(float));
+  spoil(targets);
+}
+Case Targets(std::string name, RejectReason reason, const std::string& field,
+             std::vector<std::string> message, const Spoil& spoil) {
+  return Content(std::move(name), reason, "token_inputs.target_lists" + field, std::move(message),
+                 [spoil](v1::Chunk& chunk) { Target(chunk, spoil); });
+}
+void SetProbability(v1::TargetLists& targets, int64_t index, float value) {
+  std::memcpy(targets.mutable_probabilities()->data() + index * 4, &value, 4);
+}
+void SetId(v1::TargetLists& targets, int64_t index, int32_t id) {
+  std::memcpy(targets.mutable_lists()->mutable_ids()->data() + index * 4, &id, 4);
+}
+
 void SetHidden(v1::Chunk& chunk, int64_t index, float value) {
   std::memcpy(chunk.mutable_hidden_states()->data() + index * 4, &value, 4);
 }
@@ -225,8 +255,67 @@ std::vector<Case> ContentCases() {
                 Keep(chunk);
                 chunk.mutable_options()->mutable_returns()->set_top_k(2);
               }),
+      Targets("target_probabilities_too_few", RejectReason::kLength, ".probabilities",
+              {"holds 124 bytes", "are 128"},
+              [](v1::TargetLists& targets) { targets.mutable_probabilities()->resize(124); }),
+      Targets("target_probabilities_missing", RejectReason::kLength, ".probabilities",
+              {"holds 0 bytes", "are 128"}, [](v1::TargetLists& targets) { targets.clear_probabilities(); }),
+      Targets("target_probability_negative", RejectReason::kOption, ".probabilities",
+              {"[5] is -0.25", "at least 0"},
+              [](v1::TargetLists& targets) { SetProbability(targets, 5, -0.25F); }),
+      Targets("target_probability_nan", RejectReason::kOption, ".probabilities", {"[5] is nan", "finite"},
+              [](v1::TargetLists& targets) {
+                SetProbability(targets, 5, std::numeric_limits<float>::quiet_NaN());
+              }),
+      Targets("target_probability_infinite", RejectReason::kOption, ".probabilities", {"[0] is inf"},
+              [](v1::TargetLists& targets) {
+                SetProbability(targets, 0, std::numeric_limits<float>::infinity());
+              }),
+      Targets("target_probabilities_above_1", RejectReason::kOption, ".probabilities",
+              {"of token 3 add up to 1.0025", "1 at most"},
+              [](v1::TargetLists& targets) { SetProbability(targets, 7, 0.2525F); }),
+      Targets("target_id_twice", RejectReason::kLabel, ".lists.ids", {"ids[3] is", "token 1 has already"},
+              [](v1::TargetLists& targets) {
+                SetId(targets, 2, 9);
+                SetId(targets, 3, 9);
+              }),
+      Targets("target_id_too_large", RejectReason::kLabel, ".lists.ids", {"ids[7] is 64", "[0, 64)"},
+              [](v1::TargetLists& targets) { SetId(targets, 7, kInputVocab); }),
+      Targets("target_id_negative", RejectReason::kLabel, ".lists.ids", {"ids[7] is -1", "[0, 64)"},
+              [](v1::TargetLists& targets) { SetId(targets, 7, -1); }),
+      Targets("target_offsets_missing", RejectReason::kLength, ".lists.offsets", {"holds 0 bytes", "are 136"},
+              [](v1::TargetLists& targets) { targets.clear_lists(); }),
+      Targets("target_list_empty", RejectReason::kLabel, ".lists.offsets",
+              {"[0] and [1] are 0", "list of token 0 is empty"},
+              [](v1::TargetLists& targets) {
+                const int64_t zero = 0;
+                std::memcpy(targets.mutable_lists()->mutable_offsets()->data() + 8, &zero, 8);
+              }),
+      Targets("target_weight_negative", RejectReason::kOption, ".weight", {"is -1", "at least 0"},
+              [](v1::TargetLists& targets) { targets.set_weight(-1); }),
+      Targets(
+          "target_weight_of_labels_infinite", RejectReason::kOption, ".label_weight", {"is inf", "finite"},
+          [](v1::TargetLists& targets) { targets.set_label_weight(std::numeric_limits<float>::infinity()); }),
+      Content("targets_and_kept_tokens", RejectReason::kOption, "token_inputs.kept_tokens",
+              {"is set", "token_inputs.target_lists"},
+              [](v1::Chunk& chunk) {
+                Target(chunk);
+                Keep(chunk);
+              }),
+      Content("targets_and_label_smoothing", RejectReason::kOption, "options.label_smoothing",
+              {"is 0.5", "token_inputs.target_lists"},
+              [](v1::Chunk& chunk) {
+                Target(chunk);
+                chunk.mutable_options()->set_label_smoothing(0.5F);
+              }),
+      Content("targets_and_a_teacher", RejectReason::kOption, "options.distillation",
+              {"is set", "token_inputs.target_lists"},
+              [](v1::Chunk& chunk) {
+                Target(chunk);
+                Teach(chunk);
+              }),
       Content("divergences_without_a_teacher", RejectReason::kOption, "options.returns.divergences",
-              {"is true", "options.distillation is not set"},
+              {"is true", "neither options.distillation nor token_inputs.target_lists is set"},
               [](v1::Chunk& chunk) { chunk.mutable_options()->mutable_returns()->set_divergences(true); }),
       Content("teacher_hidden_states_without_a_teacher", RejectReason::kLength, "teacher_hidden_states",
               {"holds 4 bytes", "options.distillation is not set"},

@@ -44,7 +44,7 @@ struct Cutter {
     batch.distillation = distillation;
     std::vector<int64_t> offsets;
     for (int64_t i = 0; kept > 0 && i <= tokens; ++i) offsets.push_back(i * kept);
-    batch.kept_tokens.offsets = offsets;
+    (of_targets ? batch.target_lists.lists : batch.kept_tokens).offsets = offsets;
     return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = hidden}, batch, outputs, places, tokens,
                      chunk_bytes, limits, lanes);
   }
@@ -57,6 +57,7 @@ struct Cutter {
   ComputeMode mode = ComputeMode::kLossAndGradients;
   int32_t lanes = 1;
   int64_t kept = 0;  // tokens of each list; 0: no lists
+  bool of_targets = false;
 };
 
 std::vector<int64_t> Sizes(const std::vector<ChunkRange>& chunks) {
@@ -78,6 +79,20 @@ TEST(PlanBatchTest, ListsOfTokensFitTheChunksThatTheyAreCutWith) {
   cutter.kept = 0;
   cutter.limits.clear_max_chunk_bytes();
   EXPECT_EQ(cutter.Cut(20000).size(), Cutter().Cut(20000).size());
+}
+
+TEST(PlanBatchTest, ListsOfSoftTargetsCountWithTheirProbabilities) {
+  Cutter cutter;
+  cutter.kept = 300;
+  const ChunkRange of_kept = cutter.Cut(1)[0];
+  cutter.of_targets = true;
+  EXPECT_EQ(cutter.Cut(1)[0].payload_bytes, of_kept.payload_bytes + 4 * 300);
+  for (const ChunkRange& chunk : cutter.Cut(20000)) EXPECT_LE(chunk.tokens * 300, int64_t{1} << 20);
+  cutter.limits.set_max_chunk_bytes(kMiB);
+  for (const ChunkRange& chunk : cutter.Cut(20000)) EXPECT_LE(chunk.tokens * 300 * 8, kMiB / 2);
+  cutter.kept = kMiB;
+  EXPECT_EQ(cutter.Try(1, 0).status().message(),
+            "target_lists.lists has a list of 1048576 tokens; the server takes lists of at most 65536");
 }
 
 TEST(PlanBatchTest, SmallChunksAreAsFewAsCanBeOfNearlyEqualSize) {

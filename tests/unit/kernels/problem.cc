@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 
@@ -125,6 +126,10 @@ LinearCrossEntropyParams Problem::Params() const {
   if (!lse_gradients.empty()) params.lse_gradients = lse_gradients.data();
   if (!entropy_gradients.empty()) params.entropy_gradients = entropy_gradients.data();
   if (!kept_offsets.empty()) params.kept_tokens = {kept_offsets.data(), kept_tokens.data()};
+  if (targets.has_value()) {
+    params.target_lists = targets->Lists();
+    params.distillation = targets->Weights();
+  }
   return params;
 }
 
@@ -146,6 +151,50 @@ void KeepTokens(Problem& problem, double share, uint64_t seed) {
     problem.kept_offsets.push_back(static_cast<int64_t>(problem.kept_tokens.size()));
   }
   problem.kept_tokens.reserve(1);  // a pointer to no lists is no null pointer
+}
+
+TargetProblem TargetProblem::Rows(int64_t first, int64_t count) const {
+  TargetProblem rows{.weight = weight, .label_weight = label_weight};
+  const auto begin = offsets.begin() + first;
+  for (auto at = begin; at <= begin + count; ++at) rows.offsets.push_back(*at - *begin);
+  rows.tokens.assign(tokens.begin() + *begin, tokens.begin() + *(begin + count));
+  rows.probabilities.assign(probabilities.begin() + *begin, probabilities.begin() + *(begin + count));
+  return rows;
+}
+
+TargetLists TargetProblem::Lists() const {
+  static const int32_t no_token = 0;  // a pointer to no lists is no null pointer
+  static const float no_probability = 0;
+  return {{offsets.data(), tokens.empty() ? &no_token : tokens.data()},
+          probabilities.empty() ? &no_probability : probabilities.data()};
+}
+
+Distillation TargetProblem::Weights() const { return {.weight = weight, .label_weight = label_weight}; }
+
+TargetProblem RandomTargets(const Problem& problem, double share, double mass, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::bernoulli_distribution has(share);
+  std::uniform_int_distribution<int32_t> any(0, static_cast<int32_t>(problem.shape.vocab) - 1);
+  std::exponential_distribution<double> weight;
+  TargetProblem targets;
+  targets.offsets = {0};
+  int64_t ignored = 0;
+  for (const int64_t label : problem.labels) {
+    std::vector<int32_t> list;
+    for (int32_t v = 0; v < problem.shape.vocab; ++v) {
+      if (has(random)) list.push_back(v);
+    }
+    if (list.empty()) list.push_back(any(random));
+    if (label < 0 && ignored++ % 2 == 0) list.clear();
+    std::shuffle(list.begin(), list.end(), random);
+    std::vector<double> parts(list.size());
+    std::generate(parts.begin(), parts.end(), [&] { return weight(random); });
+    const double sum = std::accumulate(parts.begin(), parts.end(), 0.0);
+    for (const double part : parts) targets.probabilities.push_back(static_cast<float>(mass * part / sum));
+    targets.tokens.insert(targets.tokens.end(), list.begin(), list.end());
+    targets.offsets.push_back(static_cast<int64_t>(targets.tokens.size()));
+  }
+  return targets;
 }
 
 bool GuardedBytes::Untouched() const {
@@ -348,6 +397,11 @@ Reference RunReference(const Problem& problem) {
       const auto begin = problem.kept_offsets.begin() + first;
       for (auto at = begin; at <= begin + params.tokens; ++at) offsets.push_back(*at - *begin);
       params.kept_tokens = {offsets.data(), problem.kept_tokens.data() + *begin};
+    }
+    TargetProblem targets;
+    if (problem.targets.has_value()) {
+      targets = problem.targets->Rows(first, params.tokens);
+      params.target_lists = targets.Lists();
     }
     Teacher teacher;
     if (problem.teacher.has_value()) {

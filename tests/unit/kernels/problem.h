@@ -60,6 +60,20 @@ struct TeacherProblem {
   Teacher Params() const;
 };
 
+// Soft targets on lists, one behind the other.
+struct TargetProblem {
+  std::vector<int64_t> offsets = {};  // [N + 1]
+  std::vector<int32_t> tokens = {};
+  std::vector<float> probabilities = {};
+  float weight = 1.0f;
+  float label_weight = 0.0f;
+
+  // Those of rows [first, first + count).
+  TargetProblem Rows(int64_t first, int64_t count) const;
+  TargetLists Lists() const;
+  Distillation Weights() const;
+};
+
 struct Problem {
   Shape shape;
   DataType weight_type = DataType::kFloat32;
@@ -77,6 +91,7 @@ struct Problem {
   std::vector<float> entropy_gradients;  // [N] or empty
   std::vector<int64_t> kept_offsets;     // [N + 1] or empty
   std::vector<int32_t> kept_tokens;
+  std::optional<TargetProblem> targets;
   std::optional<TeacherProblem> teacher;
 
   // Without the teacher, which is TeacherProblem::Params().
@@ -98,6 +113,10 @@ Problem RandomProblem(const ProblemOptions& options);
 // Gives each row a list of its label and about `share` of the other tokens, in any order; every other ignored
 // row's is empty.
 void KeepTokens(Problem& problem, double share, uint64_t seed = 1);
+
+// Gives each row a list of about `share` of the tokens, but one at least, in any order, with or without its
+// label, and random probabilities that add up to `mass`; every other ignored row's is empty.
+TargetProblem RandomTargets(const Problem& problem, double share, double mass, uint64_t seed = 1);
 
 // The head that one rank has, with the same rows: labels and class weights stay those of all entries.
 Problem ShardOf(const Problem& problem, const Shard& shard);

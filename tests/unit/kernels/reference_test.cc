@@ -118,6 +118,48 @@ TEST(ReferenceTest, GradientsOverKeptTokensAreTheSlopesOfTheLoss) {
   }
 }
 
+TEST(ReferenceTest, GradientsOfTargetsOnListsAreTheSlopesOfTheLoss) {
+  for (int options = 0; options < 128; ++options) {
+    SCOPED_TRACE(options);
+    const auto has = [options](int bit) { return (options >> bit & 1) != 0; };
+    Problem problem = SmallProblem();
+    problem.targets = testing::RandomTargets(problem, 0.4, has(0) ? 1.0 : 0.7, options + 1);
+    problem.targets->weight = 1.5f;
+    if (has(1)) problem.targets->label_weight = 0.75f;
+    if (has(2)) problem.options = {.logit_scale = 0.5f, .softcap = 3.0f};
+    if (has(3)) problem.token_weights = {2, -1, 1, 0, 0.5};
+    if (has(4)) {
+      problem.lse_gradients = {0.5, 0, 1, -2, 1};
+      problem.options.lse_square_scale = 0.125f;
+    }
+    if (has(5)) problem.class_weights = {1, 2, 0, 0.5, 3, 1, 0.25, 0, 1, 1, 4};
+    if (has(6)) problem.entropy_gradients = {-0.5, 2, 1, 0, 0.75};
+    ExpectGradientsAreSlopes(problem);
+    if (HasFailure()) return;
+  }
+}
+
+// Written out by hand: logits 2, 0 and 1, of which the list has the first two.
+TEST(Reference, ADivergenceOfAListCountsAllOthersAsOne) {
+  Problem problem;
+  problem.shape = {1, 3, 1};
+  problem.weight = testing::Narrowed(DataType::kFloat32, {2.0f, 0.0f, 1.0f});
+  problem.hidden_states = testing::Narrowed(DataType::kFloat32, {1.0f});
+  problem.labels = {2};
+  problem.token_weights = {3.0f};
+  problem.targets = {.offsets = {0, 2},
+                     .tokens = {1, 0},
+                     .probabilities = {0.25f, 0.5f},
+                     .weight = 0.5f,
+                     .label_weight = 0.125f};
+  const double sum = std::exp(2.0) + 1 + std::exp(1.0);
+  const double d = 0.5 * std::log(0.5 * sum / std::exp(2.0)) + 0.25 * std::log(0.25 * sum) +
+                   0.25 * std::log(0.25 * sum / std::exp(1.0));
+  const Reference reference = RunReference(problem);
+  EXPECT_NEAR(reference.divergence[0], d, 1e-12);
+  EXPECT_NEAR(reference.losses[0], 3.0 * (0.125 * (std::log(sum) - 1.0) + 0.5 * d), 1e-12);
+}
+
 constexpr Divergence kDivergences[] = {Divergence::kForwardKl, Divergence::kReverseKl,
                                        Divergence::kJensenShannon};
 

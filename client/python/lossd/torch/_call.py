@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossd._batch import Distillation
+from lossd._batch import Distillation, TargetLists
 from lossd.torch._dtypes import dtype_of
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import Tokens, Values, class_weights_count, forward_pass
@@ -37,6 +37,7 @@ class LossCall:
     return_entropy: bool = False
     top_k: int = 0
     kept_tokens: tuple[Tensor, Tensor] | None = None
+    target_lists: TargetLists | None = None
 
     @property
     def frozen(self) -> bool:
@@ -52,7 +53,7 @@ class LossCall:
 
     def tokens(self, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> Tokens:
         states = arrived(hidden.detach()).to(self.wire_dtype)
-        return Tokens(states, arrived(labels), weights, self.distillation, self.kept_tokens)
+        return Tokens(states, arrived(labels), weights, self.distillation, self.kept_tokens, self.target_lists)
 
     def forward(
         self,
@@ -111,6 +112,7 @@ def make_call(
     return_values: tuple[str, ...] = (),
     top_k: int = 0,
     kept_tokens: tuple[Tensor, Tensor] | None = None,
+    target_lists: TargetLists | None = None,
 ) -> LossCall:
     """head: a RemoteHead. hidden_dtype: the input's. autocast: what autocast casts to, where it is on. class_weights:
     [V], the head's own. distillation: with hidden states that need no gradient."""
@@ -131,6 +133,7 @@ def make_call(
         return_entropy=return_entropy,
         top_k=top_k,
         kept_tokens=kept_tokens,
+        target_lists=target_lists,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lossd.torch._compiled as _compiled
-from lossd._batch import TOP, Distillation
+from lossd._batch import TOP, Distillation, TargetLists
 from lossd.torch._autograd import RemoteLoss, evaluate
 from lossd.torch._call import make_call
 from lossd.torch._options import LossOptions
@@ -52,6 +52,7 @@ def linear_cross_entropy(
     train_head: bool | None = None,
     distillation: Distillation | None = None,
     kept_tokens: tuple[Tensor, Tensor] | None = None,
+    target_lists: TargetLists | None = None,
     torch_compat: bool = True,
 ) -> Any:
     """F.cross_entropy(F.linear(input, W, b), target) with W and b at the server; no logits exist here.
@@ -95,6 +96,11 @@ def linear_cross_entropy(
         kept. A list has the (shifted) label of its hidden state and nothing twice; where the label is ignored it may be
         empty. Both tensors are left as they are until backward is done. Not with label_smoothing, distillation or
         top_k.
+    target_lists: soft targets on a list of tokens for each of the N hidden states, in their order:
+        lossd.TargetLists(offsets [N + 1], ids, probabilities), integers, integers and floats. They get no gradient, and
+        are left as they are until backward is done. The labels say which tokens count, and count themselves by
+        label_weight. A mean divides the divergence as it does the cross-entropy. Not with label_smoothing, distillation
+        or kept_tokens.
     torch_compat: an empty mean, of a batch without tokens that count, is NaN, as PyTorch's, and not 0. Gradients are
         0. With a normalizer above 0 it is 0 in any case.
 
@@ -112,6 +118,8 @@ def linear_cross_entropy(
             raise ValueError("return_values and top_k are not for a DTensor: give input.to_local(), and its own labels")
         if kept_tokens is not None:
             raise ValueError("kept_tokens is not for a DTensor: give input.to_local(), its own labels and their lists")
+        if target_lists is not None:
+            raise ValueError("target_lists is not for a DTensor: give input.to_local(), its own labels and their lists")
         return sharded_loss(
             linear_cross_entropy,
             input,
@@ -147,7 +155,7 @@ def linear_cross_entropy(
     names = _known(return_values, top_k)
     compute: Callable[..., Any] = _eager
     if torch.compiler.is_compiling():
-        in_graph = _compiled.SUPPORTED and not names and kept_tokens is None
+        in_graph = _compiled.SUPPORTED and not names and kept_tokens is None and target_lists is None
         compute = _in_graph if in_graph else torch.compiler.disable(_eager)
     outputs = compute(
         input,
@@ -175,6 +183,7 @@ def linear_cross_entropy(
         autocast=torch.get_autocast_dtype(input.device.type) if torch.is_autocast_enabled(input.device.type) else None,
         **({"return_values": names, "top_k": top_k} if names else {}),
         **({} if kept_tokens is None else {"kept_tokens": _lists(kept_tokens)}),
+        **({} if target_lists is None else {"target_lists": _targets(target_lists)}),
     )
     wanted = (True, return_lse, return_z_loss, return_entropy)
     chosen: tuple[Any, ...] = tuple(output for output, want in zip(outputs[:4], wanted, strict=True) if want)
@@ -242,11 +251,30 @@ def token_log_probs(
 def _lists(kept_tokens: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(kept_tokens, (tuple, list)) or len(kept_tokens) != 2:
         raise TypeError("kept_tokens is not a pair; want (offsets, ids)")
-    for name, one in zip(("offsets", "ids"), kept_tokens, strict=True):
-        if not isinstance(one, Tensor) or one.dtype not in INTEGERS:
-            found = one.dtype if isinstance(one, Tensor) else type(one).__name__
-            raise TypeError(f"kept_tokens has {name} of {found}; want a tensor of integers")
-    return kept_tokens[0].detach(), kept_tokens[1].detach()
+    offsets, ids = kept_tokens
+    return _integers("kept_tokens", "offsets", offsets), _integers("kept_tokens", "ids", ids)
+
+
+def _integers(argument: str, name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.dtype not in INTEGERS:
+        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{argument} has {name} of {found}; want a tensor of integers")
+    return value.detach()
+
+
+def _targets(target_lists: Any) -> TargetLists:
+    if not isinstance(target_lists, TargetLists):
+        raise TypeError(f"target_lists is a {type(target_lists).__name__}; want lossd.TargetLists")
+    probabilities = target_lists.probabilities
+    if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
+        found = probabilities.dtype if isinstance(probabilities, Tensor) else type(probabilities).__name__
+        raise TypeError(f"target_lists has probabilities of {found}; want a tensor of floats, such as torch.float32")
+    return replace(
+        target_lists,
+        offsets=_integers("target_lists", "offsets", target_lists.offsets),
+        ids=_integers("target_lists", "ids", target_lists.ids),
+        probabilities=probabilities.detach(),
+    )
 
 
 def _eager(
@@ -268,6 +296,7 @@ def _eager(
     return_values: tuple[str, ...] = (),
     top_k: int = 0,
     kept_tokens: tuple[Tensor, Tensor] | None = None,
+    target_lists: TargetLists | None = None,
     **options: Any,
 ) -> tuple[Tensor | None, ...]:
     call = make_call(
@@ -289,6 +318,7 @@ def _eager(
         return_values=return_values,
         top_k=top_k,
         kept_tokens=kept_tokens,
+        target_lists=target_lists,
     )
     if not (torch.is_grad_enabled() and (proxy is not None or input.requires_grad)):
         return evaluate(call, input, labels, weights)

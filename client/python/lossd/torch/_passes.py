@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossd._batch import TOP, Distillation
+from lossd._batch import TOP, Distillation, TargetLists
 from lossd.errors import FailedPreconditionError
 from lossd.torch._options import LossOptions
 from lossd.torch._window import window_of
@@ -18,13 +18,14 @@ from lossd.torch._window import window_of
 @dataclass(frozen=True)
 class Tokens:
     """One batch: hidden states [..., H] as they are sent, labels [...], weights of the tokens [...] or None, soft
-    targets or None, lists of kept tokens (offsets, ids) or None."""
+    targets or None, lists of kept tokens (offsets, ids) or None, soft targets on lists or None."""
 
     hidden: Tensor
     labels: Tensor
     weights: Tensor | None
     distillation: Distillation | None = None
     kept: tuple[Tensor, Tensor] | None = None
+    targets: TargetLists | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ def forward_pass(
         token_weights=tokens.weights,
         distillation=tokens.distillation,
         kept_tokens=tokens.kept,
+        target_lists=tokens.targets,
         returns=returns - {"losses", *TOP},
         top_k=top_k,
         hold=hold,
@@ -222,6 +224,7 @@ def gradient_pass(
         token_weights=weights,
         distillation=tokens.distillation,
         kept_tokens=tokens.kept,
+        target_lists=tokens.targets,
         weight_version=values.weight_version,
         hold=values.hold,
         **arguments,

@@ -14,6 +14,7 @@ import pytest
 import torch
 import trl
 from torch import Tensor
+from trl.experimental.async_distillation.async_distillation_trainer import _add_tail_bucket, _jsd_divergence
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.gkd import GKDTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
@@ -31,6 +32,7 @@ from lossd.torch.objectives import (
     ppo_loss,
     sequence_log_probs,
     simpo_loss,
+    topk_distillation_loss,
 )
 
 ROWS, TOKENS = 6, 9
@@ -345,3 +347,29 @@ def test_gkd(client: lossd.Client, name: str, beta: float, trainer: str, tempera
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
     for one, other in ((x.grad, theirs_x.grad), (student.flush().gradient, theirs_weight.grad)):
         assert (one - other).norm() <= 1e-6 * other.norm()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_topk_distillation(client: lossd.Client, name: str, temperature: float) -> None:
+    weight = numbers(61, 24, seed=1, scale=0.4)
+    head = RemoteHead.create(client, f"{name}student", 61, 24, weights=weight, dtype=torch.float32)
+    hidden = numbers(ROWS, TOKENS, 24, seed=3)
+    labels = torch.randint(0, 61, (ROWS, TOKENS)).masked_fill(~completions(), -100)
+    log_probs, ids = (numbers(ROWS, TOKENS, 61, seed=4, scale=2.0) / temperature).log_softmax(-1).topk(5)
+    ids[::2, :, 4], log_probs[::2, :, 4] = -1, -torch.inf  # as it fills its lists up
+
+    x = hidden.clone().requires_grad_()
+    loss = topk_distillation_loss(x, labels, head, ids, teacher_log_probs=log_probs, temperature=temperature)
+    loss.backward()
+
+    theirs_x, theirs_weight = (one.double().requires_grad_() for one in (hidden, weight))
+    valid = ids >= 0
+    of_student = (theirs_x @ theirs_weight.T / temperature).log_softmax(-1).gather(-1, ids.clamp(min=0))
+    of_student, support = _add_tail_bucket(of_student.masked_fill(~valid, -torch.inf), valid)
+    of_teacher, _ = _add_tail_bucket(log_probs.double(), valid)
+    counted = labels != -100
+    wanted = _jsd_divergence(of_student, of_teacher, 0.0, support)[counted].sum() / counted.sum()
+    wanted.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for one, other in ((x.grad, theirs_x.grad), (head.flush().gradient, theirs_weight.grad)):
+        assert (one - other).norm() <= 2e-6 * other.norm()

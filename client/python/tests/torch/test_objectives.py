@@ -20,6 +20,7 @@ from lossd.torch.objectives import (
     ppo_loss,
     sequence_log_probs,
     simpo_loss,
+    topk_distillation_loss,
 )
 
 ROWS, TOKENS = 3, 5
@@ -208,6 +209,12 @@ def pairs(function: Callable[..., Tensor], **given: Any) -> Tensor:
     )
 
 
+def topk(**given: Any) -> Tensor:
+    wanted = {"teacher_ids": IDS, "teacher_log_probs": torch.full((ROWS, TOKENS, 2), -3.0), **given}
+    return topk_distillation_loss(torch.zeros(ROWS, TOKENS, 4), MASK.long(), None, **wanted)
+
+
+IDS = torch.zeros(ROWS, TOKENS, 2, dtype=torch.int64)
 BAD: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
     (dpo, {"beta": 0.0}, ValueError, "beta is 0.0; want a finite number above 0"),
     (dpo, {"beta": math.nan}, ValueError, "beta is nan"),
@@ -257,6 +264,15 @@ BAD: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
     (entropy_bonus, {"entropy": POLICY, "mask": LIKED}, ValueError, r"mask has shape \[3\]; .*the shape of entropy"),
     (ppo_loss, {"log_probs": SUMS, "old_log_probs": SUMS, "advantages": SUMS[:1], "mask": LIKED}, ValueError,
      r"advantages has shape \[1\]; want \[3\], the shape of log_probs$"),
+    (topk, {"rest": "none"}, ValueError, "rest is 'none'; want one of 'one', 'renormalized'"),
+    (topk, {"temperature": 0.0}, ValueError, "temperature is 0.0; want a finite number above 0"),
+    (topk, {"teacher_log_probs": None}, ValueError, "of teacher_log_probs and teacher_probabilities none is given"),
+    (topk, {"teacher_probabilities": IDS}, ValueError, "teacher_probabilities both is given; want one of them"),
+    (topk, {"teacher_ids": IDS.float()}, TypeError, "teacher_ids is torch.float32; want a tensor of integers"),
+    (topk, {"teacher_ids": IDS[0]}, ValueError, r"teacher_ids has shape \[5, 2\]; want \[3, 5, 'K'\], K for each"),
+    (topk, {"teacher_log_probs": IDS}, TypeError, "teacher_log_probs is torch.int64; want a floating-point type"),
+    (topk, {"teacher_log_probs": POLICY}, ValueError, r"teacher_log_probs has shape \[3, 5\]; want \[3, 5, 2\]"),
+    (topk, {"label_smoothing": 0.1}, TypeError, r"topk_distillation_loss\(\) got an unexpected .*'label_smoothing'"),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from lossd.torch import RemoteHead, token_log_probs
 
 PAGE = (Path(__file__).parents[4] / "docs" / "objectives.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-ABOUT = ("grpo", "dpo", "once", "gkd")
+ABOUT = ("grpo", "dpo", "once", "gkd", "topk")
 
 
 @pytest.mark.parametrize("about", ABOUT)
@@ -30,6 +30,7 @@ def test_programs_run(client: lossd.Client, heads: Any, about: str) -> None:
     tokens, target = torch.randn(4, 7, 5), labels(4, 7, masked=0.2)
     with torch.no_grad():
         ref_log_probs = token_log_probs(model.trunk(tokens), target, model.lm_head)
+    teacher_log_probs, teacher_ids = torch.randn(4, 7, 61).log_softmax(-1).topk(5)
     before = model.lm_head.read_weights()[0].clone()
     space: dict[str, Any] = {
         "copy": copy,
@@ -42,6 +43,8 @@ def test_programs_run(client: lossd.Client, heads: Any, about: str) -> None:
         "ref_log_probs": ref_log_probs,
         "teacher": heads(frozen=True).remote,
         "teacher_hidden": hidden_states(4, 7),
+        "teacher_ids": teacher_ids,
+        "teacher_log_probs": teacher_log_probs,
     }
     exec(compile(PROGRAMS[ABOUT.index(about)], f"objectives.md, {about}", "exec"), space)  # noqa: S102
     assert not torch.equal(model.lm_head.read_weights()[0], before)

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 import lossd
 from lossd.torch import RemoteHead, linear_cross_entropy, token_log_probs
-from lossd.torch.objectives import dpo_loss, entropy_bonus, gkd_loss, grpo_loss, sequence_log_probs
+from lossd.torch.objectives import (
+    dpo_loss,
+    entropy_bonus,
+    gkd_loss,
+    grpo_loss,
+    sequence_log_probs,
+    topk_distillation_loss,
+)
 
 ROWS, TOKENS, STEPS = 8, 11, 6
 FORWARD, BACKWARD = ("loss", False), ("gradients", True)
@@ -162,6 +169,19 @@ def test_distillation_is_one_pass_if_its_gradient_is_known(
     teacher, target = heads(frozen=True), labels(9, masked=0.3)
     hidden = hidden_states(9)
     gkd_loss(hidden, target, heads().remote, teacher.remote, hidden_states(9), grad_scale=declared).backward()
+    assert made(passes) == ([FORWARD, BACKWARD] if declared is None else [BACKWARD])
+    assert hidden.grad[target != -100].any(-1).all() and not hidden.grad[target == -100].any()
+
+
+@pytest.mark.parametrize("declared", [None, 1.0])
+def test_distillation_of_a_top_k_is_one_pass_if_its_gradient_is_known(
+    heads: Any, passes: list[Any], declared: float | None
+) -> None:
+    target, hidden = labels(9, masked=0.3), hidden_states(9)
+    log_probs, ids = torch.randn(9, 61).log_softmax(-1).topk(4)
+    topk_distillation_loss(
+        hidden, target, heads().remote, ids, teacher_log_probs=log_probs, grad_scale=declared
+    ).backward()
     assert made(passes) == ([FORWARD, BACKWARD] if declared is None else [BACKWARD])
     assert hidden.grad[target != -100].any(-1).all() and not hidden.grad[target == -100].any()
 

@@ -199,6 +199,8 @@ kernels::LinearCrossEntropyParams CpuBackend::ToParams(const BatchKey& kind, con
   params.lse_gradients = rows.lse_gradients;
   params.entropy_gradients = rows.entropy_gradients;
   params.kept_tokens = rows.kept_tokens;
+  params.target_lists = rows.target_lists;
+  if (rows.target_lists.given()) params.distillation = kind.lists.targets;
   params.gradient_scale = rows.gradient_scale;
   params.z_gradient_scale = rows.z_gradient_scale;
   params.losses = rows.losses != nullptr ? rows.losses : UnusedLosses(rows.tokens);

@@ -51,15 +51,16 @@ int64_t CudaBackend::RowsPerBatch(const BatchKey& kind) const {
   const TeacherShape* const told = taught ? &teacher : nullptr;
   const int64_t best =
       InSegments(kind) ? step_.BestBatchRows(shard_.For(kind.segments), told) : step_.BestBatchRows(told);
-  // With lists, dW's entries are read and written once for each batch: the more rows, the better.
-  int64_t rows = kind.kept_tokens > 0 ? capacity.tokens : std::min(best, capacity.tokens);
+  // With kept tokens, dW's entries are read and written once for each batch: the more rows, the better.
+  const bool kept = kind.lists.use == ChunkLists::Use::kKept;
+  int64_t rows = kept ? capacity.tokens : std::min(best, capacity.tokens);
   // More than there is room for would not be held at all.
   if (kind.holds && holds_.has_value() && holds_->rows() > 0) rows = std::min(rows, holds_->rows());
   int64_t row_bytes = config_.hidden_size * SizeOf(kind.hidden_type);
   if (taught) row_bytes += kind.teacher.hidden_size * SizeOf(kind.teacher.hidden_type);
   rows = std::min(rows, capacity.hidden_bytes / row_bytes);
   // Whose lists are no longer on average; a chunk of its own always fits.
-  if (kind.kept_tokens > 0) rows = std::min(rows, kMostKeptTokens / kind.kept_tokens);
+  if (kind.lists.size_class > 0) rows = std::min(rows, kMostListedTokens / kind.lists.size_class);
   if (HasInputGradient(kind.mode)) {
     rows = std::min(rows, capacity.dx_bytes / (config_.hidden_size * SizeOf(kind.dx_type)));
   }
@@ -163,6 +164,7 @@ Result CudaBackend::Enqueue(const BatchKey& kind, CudaSlot& slot) {
     batch.teacher = &teacher;
     batch.distillation = kind.teacher.distillation;
   }
+  if (batch.targets.offsets != nullptr) batch.distillation = kind.lists.targets;
   UseHold(kind, slot, rows, held, &batch);
   {
     const MutexLock lock(device_->workspace_turn);
@@ -208,6 +210,7 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const kernels::Shard* sh
                      .lse_gradients = chunk.lse_gradients,
                      .entropy_gradients = chunk.entropy_gradients,
                      .kept_tokens = chunk.kept_tokens,
+                     .target_lists = chunk.target_lists,
                      .wants_unweighted = chunk.returns.unweighted()});
   }
   BatchRows rows = shard == nullptr ? step_.Arrange(parts, teacher) : step_.Arrange(parts, *shard, teacher);
@@ -224,32 +227,43 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const kernels::Shard* sh
   fill(layout.token_weights, rows.token_weights);
   fill(layout.lse_gradients, rows.lse_gradients);
   fill(layout.entropy_gradients, rows.entropy_gradients);
-  FillLists(slot, rows.kept);
+  FillLists(slot, rows);
   return rows;
 }
 
-void CudaBackend::FillLists(const CudaSlot& slot, const kernels::cuda::KeptRows& kept) {
-  if (kept.offsets.empty()) return;
+void CudaBackend::FillLists(const CudaSlot& slot, const BatchRows& rows) {
   auto* in = static_cast<char*>(slot.pinned_in.data());
-  const auto fill = [in](int64_t offset, const std::vector<int32_t>& values) {
-    std::memcpy(in + offset, values.data(), values.size() * sizeof(int32_t));
+  const auto fill = [in](int64_t offset, const auto& values) {
+    if (!values.empty()) std::memcpy(in + offset, values.data(), values.size() * sizeof(values[0]));
   };
-  fill(slot.layout.kept_offsets, kept.offsets);
-  fill(slot.layout.kept_tokens, kept.tokens);
-  fill(slot.layout.kept_by_token, kept.by_token);
-  fill(slot.layout.kept_token_starts, kept.token_starts);
+  const SlotLayout& layout = slot.layout;
+  const kernels::cuda::TargetRows& targets = rows.targets;
+  fill(layout.list_offsets, targets.offsets);
+  fill(layout.list_tokens, targets.tokens);
+  fill(layout.target_probabilities, targets.probabilities);
+  const kernels::cuda::KeptRows& kept = rows.kept;
+  fill(layout.list_offsets, kept.offsets);
+  fill(layout.list_tokens, kept.tokens);
+  fill(layout.kept_by_token, kept.by_token);
+  if (!kept.offsets.empty()) fill(layout.kept_token_starts, kept.token_starts);
 }
 
 void CudaBackend::DescribeLists(const CudaSlot& slot, const BatchRows& rows,
                                 LinearCrossEntropy::Batch* step) {
+  const SlotLayout& layout = slot.layout;
+  auto* const in = static_cast<char*>(slot.in.data());
+  const auto array = [in](int64_t offset) { return reinterpret_cast<const int32_t*>(in + offset); };
+  if (!rows.targets.offsets.empty()) {
+    step->targets = {.offsets = array(layout.list_offsets),
+                     .tokens = array(layout.list_tokens),
+                     .probabilities = reinterpret_cast<const float*>(in + layout.target_probabilities),
+                     .logits = reinterpret_cast<float*>(in + layout.target_logits)};
+  }
   if (rows.kept.offsets.empty()) return;
-  const auto array = [in = static_cast<const char*>(slot.in.data())](int64_t offset) {
-    return reinterpret_cast<const int32_t*>(in + offset);
-  };
-  step->kept = {.offsets = array(slot.layout.kept_offsets),
-                .tokens = array(slot.layout.kept_tokens),
-                .by_token = array(slot.layout.kept_by_token),
-                .token_starts = array(slot.layout.kept_token_starts),
+  step->kept = {.offsets = array(layout.list_offsets),
+                .tokens = array(layout.list_tokens),
+                .by_token = array(layout.kept_by_token),
+                .token_starts = array(layout.kept_token_starts),
                 .tiles = rows.kept.tiles};
 }
 

@@ -131,7 +131,7 @@ class CudaBackend : public HeadBackend {
   bool InSegments(const BatchKey& kind) const {
     const bool by_library =
         kind.teacher.backend != nullptr && ShapeOf(kind.teacher).path != kernels::cuda::Path::kHopper;
-    if (kind.kept_tokens > 0) return false;  // gathered products know none
+    if (kind.lists.use == ChunkLists::Use::kKept) return false;  // gathered products know none
     return !shard_.whole() || (kind.segments == kernels::Segments::kFixed && !by_library);
   }
   bool UsesBias(const BatchKey& kind) const { return kind.bias == Bias::kUse && config_.bias; }
@@ -276,7 +276,7 @@ class CudaBackend : public HeadBackend {
   void DescribeLoss(const BatchKey& kind, const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
                     kernels::cuda::LinearCrossEntropy::Batch* step) const;
   // Lists of the rows, as FillPinned and DescribeLoss have the rest.
-  static void FillLists(const CudaSlot& slot, const kernels::cuda::KeptRows& kept);
+  static void FillLists(const CudaSlot& slot, const kernels::cuda::BatchRows& rows);
   static void DescribeLists(const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
                             kernels::cuda::LinearCrossEntropy::Batch* step);
   void NoteAdded(const BatchKey& kind);

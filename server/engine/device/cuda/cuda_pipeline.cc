@@ -105,9 +105,11 @@ SlotExtras SlotExtras::Of(const BatchKey& kind, std::span<const ChunkRows> chunk
     extras.z_gradient_scales = extras.z_gradient_scales || chunk.z_gradient_scale.has_value();
     extras.token_weights = extras.token_weights || chunk.token_weights != nullptr;
     extras.lse_gradients = extras.lse_gradients || chunk.lse_gradients != nullptr;
-    if (!chunk.kept_tokens.given()) continue;
-    extras.kept_tokens = true;
-    extras.kept_entries += chunk.kept_tokens.offsets[chunk.tokens];
+    const bool targets = chunk.target_lists.given();
+    const kernels::TokenLists& lists = targets ? chunk.target_lists.lists : chunk.kept_tokens;
+    if (!lists.given()) continue;
+    extras.lists = targets ? ChunkLists::Use::kTargets : ChunkLists::Use::kKept;
+    extras.list_entries += lists.offsets[chunk.tokens];
   }
   return extras;
 }
@@ -118,8 +120,8 @@ SlotExtras SlotExtras::Most() {
           .lse_gradients = true,
           .entropy_gradients = true,
           .held_rows = true,
-          .kept_tokens = true,
-          .kept_entries = kMostKeptTokens,
+          .lists = ChunkLists::Use::kKept,  // which take more than targets do
+          .list_entries = kMostListedTokens,
           .returns = {.log_sum_exp = true,
                       .z_loss = true,
                       .log_probability = true,
@@ -149,18 +151,24 @@ SlotLayout SlotLayout::Of(int64_t tokens, int64_t hidden_bytes, int64_t teacher_
   take(&layout.lse_gradients, extras.lse_gradients ? 1 : 0);
   take(&layout.entropy_gradients, extras.entropy_gradients ? 1 : 0);
   take(&layout.held_rows, extras.held_rows ? 1 : 0);
-  if (extras.kept_tokens) {
-    const auto take_values = [&end](int64_t* offset, int64_t values) {
-      *offset = end;
-      end += Align(values * static_cast<int64_t>(sizeof(int32_t)));
-    };
-    take_values(&layout.kept_offsets, tokens + 1);
-    take_values(&layout.kept_tokens, extras.kept_entries);
-    take_values(&layout.kept_by_token, extras.kept_entries);
-    // Each tile of a batch has its own, but all of them no more than entries.
-    take_values(&layout.kept_token_starts, extras.kept_entries + 1);
+  const auto take_values = [&end](int64_t* offset, int64_t values) {
+    *offset = end;
+    end += Align(values * static_cast<int64_t>(sizeof(int32_t)));
+  };
+  if (extras.lists != ChunkLists::Use::kNone) {
+    take_values(&layout.list_offsets, tokens + 1);
+    take_values(&layout.list_tokens, extras.list_entries);
   }
+  if (extras.lists == ChunkLists::Use::kKept) {
+    take_values(&layout.kept_by_token, extras.list_entries);
+    // Each tile of a batch has its own, but all of them no more than entries.
+    take_values(&layout.kept_token_starts, extras.list_entries + 1);
+  }
+  const int64_t targets = extras.lists == ChunkLists::Use::kTargets ? extras.list_entries : 0;
+  take_values(&layout.target_probabilities, targets);
   layout.in_bytes = end;
+  take_values(&layout.target_logits, targets);
+  layout.in_room = end;
 
   end = 0;
   take(&layout.losses, 1);
@@ -214,7 +222,7 @@ Result CudaPipeline::Create(const Capacity& capacity) {
 Result CudaPipeline::CreateSlot(const SlotLayout& most, CudaSlot* slot) {
   LOSSD_CUDA_PASS_ON(PinnedBuffer::Create(most.in_bytes, &slot->pinned_in));
   LOSSD_CUDA_PASS_ON(PinnedBuffer::Create(most.out_bytes, &slot->pinned_out));
-  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(most.in_bytes, &slot->in));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(most.in_room, &slot->in));
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(most.out_bytes, &slot->out));
   for (Event* event : {&slot->arrived, &slot->ready, &slot->computed, &slot->left}) {
     LOSSD_CUDA_PASS_ON(Event::Create(event));
@@ -262,7 +270,7 @@ CudaSlot& CudaPipeline::Begin(const BatchKey& kind, std::span<const ChunkRows> c
   slot.answered = false;
   slot.arrived_at.reset();
   slot.ready_at.reset();
-  if (slot.layout.in_bytes > slot.in.bytes() || slot.layout.out_bytes > slot.out.bytes()) {
+  if (slot.layout.in_room > slot.in.bytes() || slot.layout.out_bytes > slot.out.bytes()) {
     Fail({cudaErrorInvalidValue, "a batch within the limits"});
   }
   return slot;

@@ -33,8 +33,8 @@ struct SlotExtras {
   bool lse_gradients = false;
   bool entropy_gradients = false;
   bool held_rows = false;
-  bool kept_tokens = false;
-  int64_t kept_entries = 0;  // of all lists
+  ChunkLists::Use lists = ChunkLists::Use::kNone;
+  int64_t list_entries = 0;
   WantedReturns returns;
 
   static SlotExtras Of(const BatchKey& kind, std::span<const ChunkRows> chunks);
@@ -59,11 +59,15 @@ struct SlotLayout {
   int64_t lse_gradients = 0;
   int64_t entropy_gradients = 0;
   int64_t held_rows = 0;
-  int64_t kept_offsets = 0;
-  int64_t kept_tokens = 0;
+  int64_t list_offsets = 0;
+  int64_t list_tokens = 0;
   int64_t kept_by_token = 0;
   int64_t kept_token_starts = 0;
+  int64_t target_probabilities = 0;
   int64_t in_bytes = 0;
+  // Behind all that, on the device alone.
+  int64_t target_logits = 0;
+  int64_t in_room = 0;
   // Out, on the way back.
   int64_t losses = 0;
   int64_t rows_redone = 0;

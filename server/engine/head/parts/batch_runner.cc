@@ -7,7 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "server/engine/chunk/chunk_options.h"
-#include "server/engine/chunk/kept_tokens.h"
+#include "server/engine/chunk/token_lists.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/device/staging.h"
 
@@ -109,6 +109,7 @@ ChunkRows BatchRunner::Describe(StartedChunk& started) const {
   rows.z_gradient_scale = chunk.options.z_gradient_scale;
   rows.token_weights = Floats(chunk.token_weights);
   rows.kept_tokens = KeptTokensOf(chunk);
+  rows.target_lists = TargetListsOf(chunk);
   if (HasWeightGradient(chunk.mode)) {
     rows.lse_gradients = Floats(chunk.lse_gradients);
     rows.entropy_gradients = Floats(chunk.entropy_gradients);
@@ -254,7 +255,11 @@ void BatchRunner::CountLosses(Batch& batch, const ChunkItem& item, const ChunkAn
   parts_.head_counters->tokens += static_cast<uint64_t>(answer.valid_tokens);
   parts_.counters->rows_skipped += static_cast<uint64_t>(answer.skipped_tokens);
   parts_.head_counters->rows_skipped += static_cast<uint64_t>(answer.skipped_tokens);
-  if (item.chunk.has_kept_tokens) parts_.counters->kept_tokens.ObserveAll(ListSizes(item.chunk));
+  if (const ChunkLists::Use use = item.chunk.lists.use; use != ChunkLists::Use::kNone) {
+    Counters& counters = *parts_.counters;
+    (use == ChunkLists::Use::kKept ? counters.kept_tokens : counters.target_tokens)
+        .ObserveAll(ListSizes(item.chunk));
+  }
   // Weights of tokens may be anything, even negative or a gradient: a weighted loss is no loss to report.
   if (!item.chunk.token_weights.empty()) return;
   const auto finite_tokens = static_cast<uint64_t>(answer.valid_tokens - answer.non_finite_losses);

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/chunk/chunk_options.h"
-#include "server/engine/chunk/kept_tokens.h"
+#include "server/engine/chunk/token_lists.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
 #include "server/engine/device/batch_key.h"
@@ -464,9 +464,9 @@ absl::Status SessionTable::CheckPlace(const std::string& session_id, const Chunk
     return Invalid(RejectReason::kOption, kWindowToken,
                    absl::StrCat("window_token is ", place, "; it must be in [0, ", kMostPlace, "]"));
   }
-  if (chunk.has_kept_tokens) {
-    return Invalid(RejectReason::kOption, kKeptTokensField,
-                   absl::StrCat(kKeptTokensField,
+  if (chunk.lists.use != ChunkLists::Use::kNone) {
+    return Invalid(RejectReason::kOption, FieldOf(chunk.lists),
+                   absl::StrCat(FieldOf(chunk.lists),
                                 " is set; chunks of a deterministic session have no lists of tokens, unless "
                                 "they are of mode LOSS_ONLY"));
   }
@@ -556,6 +556,8 @@ void SessionTable::GiveUpPlace(ChunkItem& item, Cut* cut) {
 }
 
 void SessionTable::FixSegments(const std::string& session_id, BatchKey* kind) const {
+  // Soft targets on lists know none, and of a deterministic session they give losses alone.
+  if (kind->lists.use == ChunkLists::Use::kTargets) return;
   if (settings_.fixed_segments && IsDeterministic(session_id)) kind->segments = kernels::Segments::kFixed;
 }
 

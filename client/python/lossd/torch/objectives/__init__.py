@@ -14,7 +14,7 @@ what its sum is divided by instead, for means over several micro-batches or rank
 docs/objectives.md has the names that TRL and Liger give to these losses.
 """
 
-from lossd.torch.objectives._distillation import gkd_loss
+from lossd.torch.objectives._distillation import gkd_loss, topk_distillation_loss
 from lossd.torch.objectives._policy import entropy_bonus, grpo_loss, ppo_loss
 from lossd.torch.objectives._preference import dpo_loss, kto_loss, orpo_loss, sequence_log_probs, simpo_loss
 
@@ -28,4 +28,5 @@ __all__ = [
     "ppo_loss",
     "sequence_log_probs",
     "simpo_loss",
+    "topk_distillation_loss",
 ]
