@@ -145,7 +145,9 @@ def attack_with_bursts(args):
         sent, over = multiprocessing.Event(), multiprocessing.Event()
         flooding = multiprocessing.Process(target=send_bursts, args=(server.target, sent, over))
         flooding.start()
-        sent.wait()
+        while not sent.wait(1):
+            if not flooding.is_alive():
+                sys.exit(f"the connection was ended before all was sent; server: {server.poll()}\n{server.log()}")
         time.sleep(0.5)  # for what was sent last to be read
         growth = peak_bytes(server.pid, "VmPeak") - before
         over.set()
