@@ -161,7 +161,14 @@ BATCHES = Row(
             "Ids in the list of each valid token whose softmax is over a list",
             rate("lossd_kept_tokens_bucket", "le"),
             "short",
-            width=24,
+            width=12,
+        ),
+        heatmap(
+            "Lists of soft targets",
+            "Ids in the list of each valid token that has soft targets on a list",
+            rate("lossd_target_tokens_bucket", "le"),
+            "short",
+            width=12,
         ),
     ],
 )
