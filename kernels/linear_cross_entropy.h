@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "kernels/data_type.h"
+#include "kernels/host_device.h"
 #include "kernels/loss_options.h"
 #include "kernels/shard.h"
 
@@ -105,16 +106,21 @@ struct TokenLists {
 // Soft targets of each row on a list of tokens: q of its tokens, and what they leave of 1 for all others
 // together.
 struct TargetLists {
-  TokenLists lists = {};
-  const float* probabilities =
-      nullptr;  // q [offsets[N]], finite and at least 0; those of a list at most 1.001
+  TokenLists lists = {};                 // in ascending order of tokens
+  const float* probabilities = nullptr;  // q [offsets[N]], finite and at least 0; above 1 by rounding at most
 
   bool given() const { return lists.given(); }
 };
 
-// The least probability that all tokens outside a list count with together: it is what the list's leave of 1,
-// whose digits end at about 1e-6.
-inline constexpr double kLeastRest = 0x1p-16;
+// What is left of 1 where probabilities add up to `mass`. Less than this is what rounding has left.
+LOSSD_HOST_DEVICE inline double RestOfTargets(double mass) { return 1 - mass > 0x1p-18 ? 1 - mass : 0; }
+
+// The least probability of all tokens outside a list that is told from 0. It is found as what the list's
+// leave of 1, which has an error of some 2^-23 of the logits.
+LOSSD_HOST_DEVICE inline double LeastRest(double log_sum_exp) {
+  const double size = log_sum_exp < 0 ? -log_sum_exp : log_sum_exp;
+  return size > 8 ? 0x1p-19 * size : 0x1p-16;
+}
 
 // One batch of rows. Notation of docs/numerics.md: N tokens, V vocab, H hidden.
 struct LinearCrossEntropyParams {

@@ -170,32 +170,31 @@ class Row {
     logits_ = std::move(listed);
   }
   // D = Σ q log(q / p) + R log(R / P), R and P what the list leaves of 1 and of the row's own distribution.
+  // The logarithm of a P below its least is that of the tangent there.
   void CompareWithTargets(const TargetLists& targets) {
     std::vector<double> target(logits_.size());
     std::vector<bool> listed(logits_.size());
-    double rest = 1;
-    double left = 1;
+    double mass = 0;
     for (int64_t i = targets.lists.offsets[index_]; i < targets.lists.offsets[index_ + 1]; ++i) {
       const int32_t token = targets.lists.tokens[i];
       const double q = targets.probabilities[i];
-      const double log_p = logits_[token] - log_sum_exp_;
       listed[token] = true;
       target[token] = q;
-      rest -= q;
-      left -= std::exp(log_p);
-      if (q > 0) divergence_.value += q * (std::log(q) - log_p);
+      mass += q;
+      if (q > 0) divergence_.value += q * (std::log(q) - logits_[token] + log_sum_exp_);
     }
-    rest = std::max(rest, 0.0);
-    const bool counts = left > kLeastRest;
-    if (rest > 0) divergence_.value += rest * std::log(rest / std::max(left, kLeastRest));
-    // Σ q s - (Σ q) ℓ, and of the rest log P, unless P is its least: that is a constant.
-    double mass = counts ? rest : 0;
-    for (const double q : target) mass += q;
+    double left = 0;
+    for (size_t v = 0; v < logits_.size(); ++v) left += listed[v] ? 0 : std::exp(logits_[v] - log_sum_exp_);
+    const double rest = RestOfTargets(mass);
+    const double least = LeastRest(log_sum_exp_);
+    const double log_left = left > least ? std::log(left) : std::log(least) + left / least - 1;
+    if (rest > 0) divergence_.value += rest * (std::log(rest) - log_left);
+    // P is the sum of others' p, whose slopes are p (1 - P), and -p P of a token of the list.
+    const double of_left = rest / std::max(left, least);
     divergence_.slopes.resize(logits_.size());
     for (size_t v = 0; v < logits_.size(); ++v) {
       const double p = std::exp(logits_[v] - log_sum_exp_);
-      divergence_.slopes[v] = mass * p - target[v];
-      if (!listed[v] && counts) divergence_.slopes[v] -= rest / left * p;
+      divergence_.slopes[v] = mass * p - target[v] - of_left * p * ((listed[v] ? 0 : 1) - left);
     }
   }
   double Slope(double s) const {

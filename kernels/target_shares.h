@@ -18,6 +18,7 @@ struct TargetSums {
   double log_sum_exp = 0;  // of the list's s alone; -infinity without any
   float own = 0;           // q of the label
   bool has_own = false;    // whether the list has it
+  bool has_all = false;    // whether the list has every token
 };
 
 // D, and its gradient: listed p - q for a token of the list, others p for any other.
@@ -27,16 +28,18 @@ struct TargetShares {
   double others = 0;
 };
 
-// A share of the others that is below kLeastRest counts as that, and has no gradient.
 LOSSD_HOST_DEVICE inline TargetShares SharesOf(const TargetSums& sums, double log_sum_exp) {
-  const double rest = sums.mass < 1 ? 1 - sums.mass : 0;
-  const double left = 1 - std::exp(sums.log_sum_exp - log_sum_exp);
-  const bool counts = left > kLeastRest;
+  const double rest = RestOfTargets(sums.mass);
+  const double left = sums.has_all ? 0 : 1 - std::exp(sums.log_sum_exp - log_sum_exp);
+  const double least = LeastRest(log_sum_exp);
+  // Below the least, the logarithm goes on as its tangent.
+  const double log_left = left > least ? std::log(left) : std::log(least) + left / least - 1;
+  const double divisor = left > least ? left : least;
   TargetShares shares;
   shares.divergence = sums.mass * log_sum_exp - sums.cross + sums.negentropy;
-  if (rest > 0) shares.divergence += rest * (std::log(rest) - std::log(counts ? left : kLeastRest));
-  shares.listed = sums.mass + (counts ? rest : 0);
-  shares.others = shares.listed - (counts ? rest / left : 0);
+  if (rest > 0) shares.divergence += rest * (std::log(rest) - log_left);
+  shares.listed = sums.mass + rest * (left / divisor);
+  shares.others = shares.listed - rest / divisor;
   return shares;
 }
 

@@ -143,9 +143,10 @@ void LogitRows::FormListed(int64_t block, int64_t r, const float* exponentials, 
   const int64_t first = block * tile_.block_columns;
   const RowDetail& detail = tile_.row_details[r];
   const TargetRow row = TargetRowOf(params_.target_lists, tile_.row_states[r].index);
-  for (size_t i = 0; i < row.tokens.size(); ++i) {
-    const int64_t column = row.tokens[i] - first;
-    if (column < 0 || column >= Columns(block)) continue;
+  const auto begin = std::lower_bound(row.tokens.begin(), row.tokens.end(), first);
+  for (auto at = begin; at != row.tokens.end() && *at < first + Columns(block); ++at) {
+    const auto i = static_cast<size_t>(at - row.tokens.begin());
+    const int64_t column = *at - first;
     float slope = detail.listed_slope;
     if (params_.entropy_gradients != nullptr && exponentials[column] > 0) {
       slope -= detail.spread * (logits[column] - detail.largest - detail.mean);

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "kernels/cpu/constants.h"
-#include "kernels/cpu/gathered/target_rows.h"
 #include "kernels/row_range.h"
 
 namespace lossd::kernels::cpu {
@@ -84,11 +83,9 @@ RowFactors RowFinish::Finish(const KnownRow& row) const {
     if (!std::isfinite(smoothing)) return FinishOverflowed(row.index);  // a logit is -∞
     loss += smoothing;
   }
-  TargetSums sums;
   TargetShares shares;
   if (has_lists()) {
-    sums = SumTargets(params_, row.index);
-    shares = SharesOf(sums, log_sum_exp);
+    shares = SharesOf(*row.targets, log_sum_exp);
   } else if (has_teacher()) {
     shares.divergence = row.soft->divergence;
   }
@@ -101,7 +98,7 @@ RowFactors RowFinish::Finish(const KnownRow& row) const {
     loss += z_loss;
   }
   RowFactors factors;
-  const SoftPart soft = SoftPartOf(row, sums, shares);
+  const SoftPart soft = SoftPartOf(row, shares);
   if (!FindFactors(row, log_sum_exp, soft, &factors)) return FinishOverflowed(row.index);
   if (vocabulary_.answers()) {
     params_.losses[row.index] = static_cast<float>(Weighted(RowWeight(row.index), loss));
@@ -173,8 +170,7 @@ double RowFinish::EntropyGradient(int64_t index) const {
   return static_cast<double>(params_.gradient_scale) * params_.entropy_gradients[index];
 }
 
-RowFinish::SoftPart RowFinish::SoftPartOf(const KnownRow& row, const TargetSums& sums,
-                                          const TargetShares& shares) const {
+RowFinish::SoftPart RowFinish::SoftPartOf(const KnownRow& row, const TargetShares& shares) const {
   SoftPart soft;
   if (!distils()) return soft;
   soft.factor = RowWeight(row.index) * params_.gradient_scale * params_.distillation.weight /
@@ -187,6 +183,7 @@ RowFinish::SoftPart RowFinish::SoftPartOf(const KnownRow& row, const TargetSums&
   const double p = row.totals.target_exponential / row.totals.sum;
   soft.others = soft.factor * shares.others;
   soft.listed = soft.factor * shares.listed;
+  const TargetSums& sums = *row.targets;
   soft.label = sums.has_own ? soft.listed * p - soft.factor * sums.own : soft.others * p;
   // Those of the list at most Σ q p and Σ q, of the others R p / P and p.
   soft.reach = 4 * std::fabs(soft.factor);

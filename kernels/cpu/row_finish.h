@@ -34,8 +34,9 @@ struct KnownRow {
   int64_t label = 0;  // in the whole vocabulary
   float largest = 0;  // magnitude in X, rounded to the weight's type
   const RowTotals& totals;
-  SoftRow* soft = nullptr;        // with soft targets; gets its factor
-  const TopEntry* top = nullptr;  // the largest logits that returns want, best first
+  SoftRow* soft = nullptr;              // with a teacher; gets its factor
+  const TargetSums* targets = nullptr;  // with soft targets on lists
+  const TopEntry* top = nullptr;        // the largest logits that returns want, best first
 };
 
 // What all segments make a row's gradient of.
@@ -83,7 +84,7 @@ class RowFinish {
     double label = 0;   // the label's part
     double reach = 0;   // the most that all entries can add up to
   };
-  SoftPart SoftPartOf(const KnownRow& row, const TargetSums& sums, const TargetShares& shares) const;
+  SoftPart SoftPartOf(const KnownRow& row, const TargetShares& shares) const;
   bool FindFactors(const KnownRow& row, double log_sum_exp, const SoftPart& soft, RowFactors* factors) const;
   RowFactors FinishOverflowed(int64_t index) const;
   bool has_teacher() const { return params_.teacher != nullptr; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/cpu/gathered/target_rows.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/segments/input_gradient.h"
 
@@ -37,6 +38,7 @@ Status TileStep::ComputeLosses(int64_t* rows_redone) {
   if (params_.teacher != nullptr) {
     if (const Status status = SummariseSoftTargets(); status != Status::kOk) return status;
   }
+  if (params_.target_lists.given()) SumTargetLists();
   if (const Status status = GatherSums(); status != Status::kOk) return status;
   if (const Status status = GatherTop(); status != Status::kOk) return status;
   *rows_redone = 0;
@@ -120,6 +122,15 @@ void TileStep::SummariseSoftTargets(SoftPass pass, int64_t r, PerSegment<SoftSum
             &memory_.soft[0].rows[r]);
 }
 
+void TileStep::SumTargetLists() const {
+  ParallelFor(threads_, tile_.rows, [this](int64_t r, int64_t) {
+    // Logits of a row that overflowed may be anything.
+    if (!segments_[0].tile().row_states[r].overflowed) {
+      tile_.row_details[r].targets = SumTargets(params_, tile_.row_states[r].index);
+    }
+  });
+}
+
 Status TileStep::GatherSums() {
   if (exchange_.is_alone()) return Status::kOk;
   RowSums* all = memory_.exchange.sums;
@@ -181,6 +192,7 @@ bool TileStep::FinishRow(int64_t r) {
                       .largest = row.largest,
                       .totals = totals,
                       .soft = params_.teacher == nullptr ? nullptr : &memory_.soft[0].rows[r],
+                      .targets = params_.target_lists.given() ? &tile_.row_details[r].targets : nullptr,
                       .top = top.data()});
   const auto first = static_cast<size_t>(vocabulary_.first_segment());
   for (size_t i = 0; i < segments_.size(); ++i) {

@@ -55,6 +55,7 @@ class TileStep {
   Status PackHiddenStates();
   Status FindLabelLogits();
   Status SummariseSoftTargets();
+  void SumTargetLists() const;
   void SummariseSoftTargets(SoftPass pass, int64_t r, PerSegment<SoftSums>* sums) const;
   Status GatherSums();
   Status GatherTop();

@@ -8,6 +8,7 @@
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/simd_kernels.h"
 #include "kernels/rounding.h"
+#include "kernels/target_shares.h"
 
 namespace lossd::kernels::cpu {
 
@@ -49,9 +50,10 @@ struct RowDetail {
   // The row's list of soft targets has a slope of its own, and a factor of q.
   float listed_slope = 0;
   float target = 0;
-  float label_logit = 0;  // known before the row's first block
-  int32_t above = 0;      // logits above it, so far; added to by any thread
-  int32_t lock = 0;       // of the row's list of largest logits
+  TargetSums targets = {};  // of soft targets on a list
+  float label_logit = 0;    // known before the row's first block
+  int32_t above = 0;        // logits above it, so far; added to by any thread
+  int32_t lock = 0;         // of the row's list of largest logits
   int32_t listed = 0;
   float least = -std::numeric_limits<float>::infinity();  // what a logit must reach to enter the list
 };

@@ -337,6 +337,14 @@ Result LinearCrossEntropy::CheckHold(const Batch& batch) const {
   return {right ? cudaSuccess : cudaErrorInvalidValue, "a batch that can be held"};
 }
 
+Result LinearCrossEntropy::CheckTargets(const Batch& batch) {
+  if (batch.targets.offsets == nullptr) return {};
+  const bool whole = batch.shard == nullptr || batch.shard->segments() == 1;
+  const bool alone = batch.teacher == nullptr && batch.kept.offsets == nullptr;
+  const bool right = whole && alone && batch.options.label_smoothing == 0;
+  return {right ? cudaSuccess : cudaErrorInvalidValue, "a batch that can have soft targets on lists"};
+}
+
 bool LinearCrossEntropy::KeepsMoments(const Batch& batch) {
   return batch.returns.entropy != nullptr && !batch.returns.compares();
 }
@@ -395,6 +403,7 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
                                Stage between, void* context) {
   between_ = between;
   context_ = context;
+  LOSSD_CUDA_PASS_ON(CheckTargets(batch));
   if (batch.kept.offsets != nullptr) {
     const KeptStep step(shape_, path_, workspace_, workspace_bytes_);
     return step.Run(batch, stream, input_gradients, {between_, context_});

@@ -122,7 +122,8 @@ class LinearCrossEntropy {
     };
     Kept kept;
     // Soft targets on lists (TargetRows), whose weights `distillation` has. Such a batch has no label
-    // smoothing, no teacher and no kept tokens, and its vocabulary is in one piece.
+    // smoothing, no teacher and no kept tokens, and its vocabulary is in one piece: cudaErrorInvalidValue
+    // otherwise.
     struct Targets {
       const int32_t* offsets = nullptr;  // null: none
       const int32_t* tokens = nullptr;
@@ -239,6 +240,7 @@ class LinearCrossEntropy {
   static Result TellHopperRows(const TileRows& tile, int64_t tile_rows, const Buffers& buffers,
                                cudaStream_t stream);
   Result CheckHold(const Batch& batch) const;
+  static Result CheckTargets(const Batch& batch);
   // The workspace for rows `first` on of a batch, or memory of its hold in place of some of it; and the tile
   // that goes with it.
   TileRows PlaceTile(const Batch& batch, int64_t first, int64_t rows, Buffers* buffers) const;

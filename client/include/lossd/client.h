@@ -321,8 +321,8 @@ struct TokenLists {
 // Soft targets that come with the batch: how probable each token of a list should be, as the largest
 // probabilities of a teacher. What those of a list leave of 1 is that of all other tokens together, which are
 // one in the divergence D = KL(targets ‖ head); lists that add up to 1 leave nothing to them. A token's loss
-// is label_weight times the cross-entropy, plus the z-loss, plus weight times D (docs/losses.md). Who adds up
-// to more than 1.001, or has one below 0, is refused.
+// is label_weight times the cross-entropy, plus the z-loss, plus weight times D (docs/losses.md). Lists that
+// add up to more than 1 by more than rounding does (1.0156), or have one below 0, are refused.
 struct TargetLists {
   TokenLists lists = {};                      // none empty but of ignored tokens; with the label or not
   std::span<const float> probabilities = {};  // one for each of lists.tokens

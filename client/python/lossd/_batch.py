@@ -67,7 +67,8 @@ class TargetLists:
 
     offsets: [N + 1] integers from 0 on; ids: [offsets[N]] integers in [0, V); probabilities: [offsets[N]] numbers, sent
     as fp32. The i-th of the N tokens has ids[offsets[i]:offsets[i + 1]], its label among them or not, in any order and
-    none twice; only an ignored token's list may be empty. None is below 0, and a list's add up to at most 1.001.
+    none twice; only an ignored token's list may be empty. None is below 0, and a list's add up to 1 at most,
+    but for rounding (1.0156).
     A token's loss is label_weight times the cross-entropy plus weight times the divergence KL(targets, head), the
     z-loss aside (docs/losses.md).
     """

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import lossd._device as _device
 import lossd._tensors as t
-from lossd._batch import RETURNS, TOKEN_INPUTS, TOP, BatchOptions, prepare, result_of
+from lossd._batch import RETURNS, TOKEN_INPUTS, TOP, BatchOptions, TargetLists, prepare, result_of
 from lossd.errors import LossdError, ResourceExhaustedError
 from lossd.results import BatchResult
 
@@ -264,8 +264,7 @@ def stage(staging: Staging, hidden: Any, labels: Any, options: BatchOptions) -> 
         host = {name: _to_host(staging, getattr(options, name)) for name in TOKEN_INPUTS}
         if options.kept_tokens is not None:
             host["kept_tokens"] = tuple(_to_host(staging, one) for one in options.kept_tokens)
-        if options.target_lists is not None:
-            lists = options.target_lists
+        if isinstance(lists := options.target_lists, TargetLists):  # what is none is refused behind
             tensors = {name: _to_host(staging, getattr(lists, name)) for name in ("offsets", "ids", "probabilities")}
             host["target_lists"] = dataclasses.replace(lists, **tensors)
         if options.distillation is not None:

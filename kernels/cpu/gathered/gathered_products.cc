@@ -82,16 +82,16 @@ void GatherProducts(const GatheredWeights& weights, const float* x, std::span<co
 void GatherProducts(const GatheredWeights& weights, DataType type, const void* states,
                     std::span<const int32_t> tokens, float* products) {
   Block x;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    double sum = 0;
-    for (int64_t first = 0; first < weights.hidden; first += kColumns) {
-      const int64_t count = std::min(kColumns, weights.hidden - first);
-      const char* from = static_cast<const char*>(states) + first * SizeOf(type);
-      RoundStates(type, from, weights.type, x.data(), count);
-      sum = AddProduct(weights, tokens[i], first, count, x.data(), sum);
+  std::array<double, kMostAtOnce> sums{};
+  for (int64_t first = 0; first < weights.hidden; first += kColumns) {
+    const int64_t count = std::min(kColumns, weights.hidden - first);
+    const char* from = static_cast<const char*>(states) + first * SizeOf(type);
+    RoundStates(type, from, weights.type, x.data(), count);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      sums[i] = AddProduct(weights, tokens[i], first, count, x.data(), sums[i]);
     }
-    products[i] = static_cast<float>(sum);
   }
+  for (size_t i = 0; i < tokens.size(); ++i) products[i] = static_cast<float>(sums[i]);
 }
 
 void SumGathered(const GatheredWeights& weights, std::span<const int32_t> tokens, const float* factors,

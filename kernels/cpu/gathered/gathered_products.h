@@ -2,6 +2,7 @@
 #ifndef LOSSD_KERNELS_CPU_GATHERED_GATHERED_PRODUCTS_H_
 #define LOSSD_KERNELS_CPU_GATHERED_GATHERED_PRODUCTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -21,7 +22,9 @@ void RoundStates(DataType type, const void* states, DataType weight_type, float*
 // products[i] = x . W[tokens[i]].
 void GatherProducts(const GatheredWeights& weights, const float* x, std::span<const int32_t> tokens,
                     float* products);
-// The same of hidden states of `type` as they came, rounded to the weights' type on the way: for few tokens.
+// The same of at most kMostAtOnce tokens, from hidden states of `type` as they came: these are rounded to the
+// weights' type on the way.
+inline constexpr size_t kMostAtOnce = 64;
 void GatherProducts(const GatheredWeights& weights, DataType type, const void* states,
                     std::span<const int32_t> tokens, float* products);
 

@@ -11,9 +11,6 @@
 namespace lossd::kernels::cpu {
 namespace {
 
-// Tokens at a time: the list may be as long as the vocabulary, and nothing is allocated.
-constexpr size_t kTokens = 64;
-
 // log(e^a + e^b).
 double LogAdd(double a, double b) {
   const double largest = std::max(a, b);
@@ -41,9 +38,10 @@ TargetSums SumTargets(const LinearCrossEntropyParams& params, int64_t index) {
   const TargetRow row = TargetRowOf(params.target_lists, index);
   TargetSums sums;
   sums.log_sum_exp = -kInfinity;
-  for (size_t first = 0; first < row.tokens.size(); first += kTokens) {
-    const auto tokens = row.tokens.subspan(first, std::min(kTokens, row.tokens.size() - first));
-    std::array<float, kTokens> products;
+  sums.has_all = static_cast<int64_t>(row.tokens.size()) == params.vocab;
+  for (size_t first = 0; first < row.tokens.size(); first += kMostAtOnce) {
+    const auto tokens = row.tokens.subspan(first, std::min(kMostAtOnce, row.tokens.size() - first));
+    std::array<float, kMostAtOnce> products;
     GatherProducts(weights, params.hidden_type, states, tokens, products.data());
     for (size_t i = 0; i < tokens.size(); ++i) {
       float z = products[i];

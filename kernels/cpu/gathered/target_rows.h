@@ -10,7 +10,7 @@
 
 namespace lossd::kernels::cpu {
 
-// One row's list.
+// One row's list, in ascending order of tokens.
 struct TargetRow {
   std::span<const int32_t> tokens = {};
   const float* probabilities = nullptr;

@@ -134,8 +134,8 @@ InputGradient::Parts InputGradient::AllParts(int64_t r, Range rows) const {
 void InputGradient::Write(int64_t r, float* dx) const {
   const RowState& row = tile_.row_states[r];
   // A weight of 0 gives exactly that, whatever the products hold.
-  const bool weighted =
-      params_.token_weights != nullptr || params_.class_weights != nullptr || params_.teacher != nullptr;
+  const bool weighted = params_.token_weights != nullptr || params_.class_weights != nullptr ||
+                        params_.teacher != nullptr || params_.target_lists.given();
   if (weighted && row.weightless) std::fill(dx, dx + params_.hidden, 0.0f);
   if (row.overflowed) std::fill(dx, dx + params_.hidden, kNaN);
   char* to = static_cast<char*>(params_.dx) + row.index * params_.hidden * SizeOf(params_.dx_type);

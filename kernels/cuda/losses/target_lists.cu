@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(kThreads) SumTargetsKernel(const TileRows tile
   sums.own = static_cast<float>(SumOfWarp(own));
   sums.has_own = __any_sync(0xFFFFFFFF, has_own) != 0;
   sums.log_sum_exp = sum > 0 ? largest + log(sum) : -INFINITY;
+  sums.has_all = end - lists.offsets[row] == tile.vocab;
   if (threadIdx.x % kWarp == 0) tile.target_sums[row] = sums;
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,8 +16,8 @@ namespace lossd::engine {
 namespace {
 
 constexpr char kProbabilitiesField[] = "token_inputs.target_lists.probabilities";
-// Above 1, for what rounding leaves of a softmax in 16 bits that was widened.
-constexpr double kMostProbability = 1.001;
+// Above 1 by what rounding to bf16 may add to a softmax.
+constexpr double kMostProbability = 1 + 0x1p-6;
 constexpr auto kOffsetBytes = static_cast<int64_t>(sizeof(int64_t));
 constexpr auto kIdBytes = static_cast<int64_t>(sizeof(int32_t));
 
@@ -171,9 +172,10 @@ absl::Status ValidateProbabilities(const Chunk& chunk, int64_t row) {
     sum += probability;
   }
   if (sum <= kMostProbability) return absl::OkStatus();
-  return Invalid(RejectReason::kOption, kProbabilitiesField,
-                 absl::StrCat(kProbabilitiesField, " of token ", row, " add up to ", sum,
-                              "; they must add up to 1 at most"));
+  return Invalid(
+      RejectReason::kOption, kProbabilitiesField,
+      absl::StrCat(kProbabilitiesField, " of token ", row, " add up to ", sum,
+                   "; they must add up to 1 at most (more than ", kMostProbability, " is no rounding)"));
 }
 
 absl::Status ValidateProbabilityBytes(const Chunk& chunk) {
@@ -222,6 +224,27 @@ kernels::TokenLists KeptTokensOf(const Chunk& chunk) {
 kernels::TargetLists TargetListsOf(const Chunk& chunk) {
   if (!HasTargets(chunk)) return {};
   return {ListsOf(chunk), reinterpret_cast<const float*>(chunk.lists.probabilities.data())};
+}
+
+void SortTargets(Chunk& chunk) {
+  if (!HasTargets(chunk)) return;
+  const kernels::TokenLists lists = ListsOf(chunk);
+  auto* const tokens = reinterpret_cast<int32_t*>(chunk.lists.tokens.data());
+  auto* const probabilities = reinterpret_cast<float*>(chunk.lists.probabilities.data());
+  std::vector<std::pair<int32_t, float>> list;
+  for (int64_t row = 0; row < chunk.tokens; ++row) {
+    int32_t* const begin = tokens + lists.offsets[row];
+    int32_t* const end = tokens + lists.offsets[row + 1];
+    if (std::is_sorted(begin, end)) continue;
+    list.clear();
+    for (int64_t i = lists.offsets[row]; i < lists.offsets[row + 1]; ++i) {
+      list.emplace_back(tokens[i], probabilities[i]);
+    }
+    std::sort(list.begin(), list.end());
+    for (int64_t i = lists.offsets[row]; i < lists.offsets[row + 1]; ++i) {
+      std::tie(tokens[i], probabilities[i]) = list[static_cast<size_t>(i - lists.offsets[row])];
+    }
+  }
 }
 
 int64_t LongestList(const Chunk& chunk) {

@@ -27,6 +27,9 @@ absl::Status ValidateLists(const Chunk& chunk, const HeadConfig& head);
 kernels::TokenLists KeptTokensOf(const Chunk& chunk);
 kernels::TargetLists TargetListsOf(const Chunk& chunk);
 
+// Brings the lists of soft targets of a chunk that was checked into the order that kernels want.
+void SortTargets(Chunk& chunk);
+
 // Tokens of the longest list of a chunk that was checked; 0 without lists.
 int64_t LongestList(const Chunk& chunk);
 

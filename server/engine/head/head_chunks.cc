@@ -175,6 +175,7 @@ absl::Status Head::CheckContent(Chunk& chunk, Taught* taught) const {
   if (status.ok()) status = ValidateContent(chunk, config_, environment_.limits, teacher_config);
   const bool has_lists = chunk.lists.use != ChunkLists::Use::kNone;
   if (status.ok() && has_lists) status = CheckListsHere(chunk);
+  if (status.ok()) SortTargets(chunk);
   // Chunks are not to go apart for what the device cannot do.
   if (!holds_ || has_lists) chunk.hold = {};
   return status;

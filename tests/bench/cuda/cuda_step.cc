@@ -214,6 +214,7 @@ void CudaStep::FillLists() {
       taken[static_cast<size_t>(next)] = true;
       next = token(generator);
     }
+    if (case_.targets > 0) std::sort(kept_tokens_.begin() + first, kept_tokens_.end());
     for (auto at = kept_tokens_.begin() + first; at != kept_tokens_.end(); ++at) {
       taken[static_cast<size_t>(*at)] = false;
     }

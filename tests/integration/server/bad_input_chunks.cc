@@ -272,8 +272,8 @@ std::vector<Case> ContentCases() {
                 SetProbability(targets, 0, std::numeric_limits<float>::infinity());
               }),
       Targets("target_probabilities_above_1", RejectReason::kOption, ".probabilities",
-              {"of token 3 add up to 1.0025", "1 at most"},
-              [](v1::TargetLists& targets) { SetProbability(targets, 7, 0.2525F); }),
+              {"of token 3 add up to 1.02", "1 at most"},
+              [](v1::TargetLists& targets) { SetProbability(targets, 7, 0.27F); }),
       Targets("target_id_twice", RejectReason::kLabel, ".lists.ids", {"ids[3] is", "token 1 has already"},
               [](v1::TargetLists& targets) {
                 SetId(targets, 2, 9);

@@ -186,7 +186,6 @@ TargetProblem RandomTargets(const Problem& problem, double share, double mass, u
     }
     if (list.empty()) list.push_back(any(random));
     if (label < 0 && ignored++ % 2 == 0) list.clear();
-    std::shuffle(list.begin(), list.end(), random);
     std::vector<double> parts(list.size());
     std::generate(parts.begin(), parts.end(), [&] { return weight(random); });
     const double sum = std::accumulate(parts.begin(), parts.end(), 0.0);

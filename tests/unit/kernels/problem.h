@@ -114,8 +114,8 @@ Problem RandomProblem(const ProblemOptions& options);
 // row's is empty.
 void KeepTokens(Problem& problem, double share, uint64_t seed = 1);
 
-// Gives each row a list of about `share` of the tokens, but one at least, in any order, with or without its
-// label, and random probabilities that add up to `mass`; every other ignored row's is empty.
+// Gives each row a list of about `share` of the tokens, but one at least, with or without its label, and
+// random probabilities that add up to `mass`; every other ignored row's is empty.
 TargetProblem RandomTargets(const Problem& problem, double share, double mass, uint64_t seed = 1);
 
 // The head that one rank has, with the same rows: labels and class weights stay those of all entries.

@@ -219,3 +219,16 @@ def test_topk_distillation(heads: Any, rest: str, temperature: float, logs: bool
     wanted.backward()
     assert distance(hidden.grad, reference.x.grad) < tolerance(head, hidden)
     check_weight_gradient(head, head.gradients()[0], reference.weight.grad)
+
+
+@pytest.mark.parametrize("rest", ["one", "renormalized"])
+def test_topk_of_bfloat16_may_add_up_to_more_than_one(heads: Any, rest: str) -> None:
+    head, hidden, target = heads(), hidden_states(2), torch.tensor([3, 5])
+    ids = torch.tensor([[4, 9], [2, 7]])
+    log_probs = torch.tensor([[0.5, 0.5], [0.9981, 0.0019]]).log().bfloat16()
+    assert (log_probs.exp().sum(-1) > 1.001).any()
+    found = topk_distillation_loss(hidden, target, head.remote, ids, teacher_log_probs=log_probs, rest=rest)
+    values = log_probs.float().exp().double()
+    dense = torch.zeros(2, VOCABULARY, dtype=torch.float64).scatter(-1, ids, values / values.sum(-1, keepdim=True))
+    wanted = divergence(Reference(head, hidden), dense, dense > 0, target).mean()
+    assert distance(found, wanted) < 2e-3

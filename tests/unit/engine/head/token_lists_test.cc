@@ -69,15 +69,20 @@ TEST(TargetLists, ChunksShareNoBatchWithKeptTokensNorWithOtherWeights) {
   Chunk other = WithTargets(5, 2);
   other.lists.label_weight = 0.5f;
   fixture.Submit(lane, other);
+  other = WithTargets(6, 2);
+  other.lists.weight = 0.25f;
+  fixture.Submit(lane, other);
   fixture.gate.LetThrough();
-  listener->AwaitAnswers(5);
+  listener->AwaitAnswers(6);
   fixture.engine->WaitIdle();
-  std::vector<float> label_weights;
+  std::vector<float> weights;
   for (const BatchKey& kind : fixture.gate.kinds()) {
-    if (kind.lists.use == ChunkLists::Use::kTargets) label_weights.push_back(kind.lists.targets.label_weight);
+    if (kind.lists.use != ChunkLists::Use::kTargets) continue;
+    weights.push_back(kind.lists.targets.weight);
+    weights.push_back(kind.lists.targets.label_weight);
   }
-  EXPECT_EQ(label_weights, (std::vector<float>{0.0f, 0.5f}));
-  EXPECT_EQ(fixture.gate.kinds().size(), 4U);
+  EXPECT_EQ(weights, (std::vector<float>{1.0f, 0.0f, 1.0f, 0.5f, 0.25f, 0.0f}));
+  EXPECT_EQ(fixture.gate.kinds().size(), 5U);
 }
 
 TEST(TargetLists, AGroupOfDevicesAndAHeadOfFixedSegmentsRefuseThem) {

@@ -112,6 +112,8 @@ def topk_distillation_loss(
         found = teacher_ids.dtype if isinstance(teacher_ids, Tensor) else type(teacher_ids).__name__
         raise TypeError(f"teacher_ids is {found}; want a tensor of integers")
     ids = teacher_ids.detach()
+    if ids.dim() > 0 and ids.shape[-1] == 0:
+        raise ValueError(f"teacher_ids has shape {list(ids.shape)}; want one id for each label at least")
     if isinstance(target, Tensor) and (ids.dim() != target.dim() + 1 or ids.shape[:-1] != target.shape):
         raise ValueError(f"teacher_ids has shape {list(ids.shape)}; want {[*target.shape, 'K']}, K for each label")
     name = "teacher_probabilities" if teacher_log_probs is None else "teacher_log_probs"
@@ -146,9 +148,10 @@ def _lists(ids: Tensor, probabilities: Tensor, target: Tensor, rest: str, option
     ignore_index = options.get("ignore_index", -100)
     labels = shift_labels(target.detach(), int(options.get("shift", False)), ignore_index)
     entries = (ids >= 0) & (labels != ignore_index).to(ids.device)[..., None]
-    if rest == "renormalized":
-        probabilities = probabilities.where(entries, 0.0)
-        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    probabilities = probabilities.where(entries, 0.0)
+    sums = probabilities.sum(-1, keepdim=True)
+    # Those of 16 bits may add up to more than 1.
+    probabilities = probabilities / (sums if rest == "renormalized" else sums.clamp(min=1.0))
     sizes = entries.reshape(-1, ids.shape[-1]).sum(-1)
     offsets = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
     return TargetLists(offsets, ids[entries], probabilities[entries])
