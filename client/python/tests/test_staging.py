@@ -191,6 +191,33 @@ def test_tensors_of_the_caller(make_head: MakeHead, layer: FakeLayer, way: str) 
         assert nothing.dx.shape == (0, H) and nothing.loss == 0
 
 
+def test_lists_of_the_caller(make_head: MakeHead, layer: FakeLayer, way: str) -> None:
+    head = make_head(V, H)
+    hidden, labels, host_hidden, host_labels = batch(layer, 6)
+    offsets, probabilities = 2 * torch.arange(7), torch.tensor([0.5, 0.25]).repeat(6)
+    ids = torch.stack([host_labels, (host_labels + 1) % V], dim=1).flatten()
+
+    def there(host: torch.Tensor) -> Any:
+        device = on_device(torch.zeros_like(host))
+        layer.copy(device, host, layer.current)
+        return device
+
+    with head.open_session() as session:
+        for lists in (
+            {"kept_tokens": (offsets, ids)},
+            {"target_lists": lossd.TargetLists(offsets, ids, probabilities, label_weight=0.5)},
+        ):
+            wanted = session.compute(host_hidden, host_labels, **lists)
+            ((name, given),) = lists.items()
+            if isinstance(given, tuple):
+                staged = tuple(there(one) for one in given)
+            else:
+                staged = lossd.TargetLists(there(offsets), there(ids), there(probabilities), label_weight=0.5)
+            got = session.compute(hidden, labels, **{name: staged})
+            layer.finish()
+            assert torch.equal(got.losses, wanted.losses) and torch.equal(got.dx, wanted.dx)
+
+
 @pytest.mark.parametrize(
     "options, error, message",
     [
@@ -203,6 +230,7 @@ def test_tensors_of_the_caller(make_head: MakeHead, layer: FakeLayer, way: str) 
         ({"labels": torch.full((6,), V)}, lossd.InvalidArgumentError, "32"),
         ({"returns": ["lse"]}, ValueError, "'lse'"),
         ({"token_weights": torch.zeros(5)}, ValueError, "token_weights has shape"),
+        ({"target_lists": (torch.arange(7), torch.arange(6), torch.ones(6))}, TypeError, "target_lists is a tuple"),
     ],
 )
 def test_bad_input_gives_its_slot_back(
