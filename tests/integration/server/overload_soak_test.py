@@ -139,6 +139,10 @@ def start(role, target, count, **options):
     return subprocess.Popen([sys.executable, __file__, role, "--role", target, "--clients", str(count)], **options)
 
 
+def shares_since(warm, rows):
+    return [after - before for before, after in zip(warm[1], rows[-1][1])] if warm else [0]
+
+
 def soak(args, server):
     half = args.clients // 2
     with grpc.insecure_channel(server.target, options=OPTIONS) as channel:
@@ -156,7 +160,8 @@ def soak(args, server):
     try:
         begin = time.monotonic()
         warm, at_warm, most_memory, most_credit, quarters = None, 0, 0, 0, []
-        while time.monotonic() < begin + args.seconds:
+        # On a busy machine longer, until each has had something since it was warm: nobody's share is even of nothing.
+        while time.monotonic() < begin + args.seconds or min(shares_since(warm, rows)) == 0:
             time.sleep(SAMPLE_SECONDS)
             metrics = scrape(server)
             memory = metrics["process_resident_memory_bytes"]
@@ -181,7 +186,7 @@ def soak(args, server):
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    shares = [after - before for before, after in zip(warm[1], end[1])] if warm else [0]
+    shares = shares_since(warm, [end])
     small, large = (sum(shares[first::len(CHUNK_TOKENS)]) for first in range(len(CHUNK_TOKENS)))
     metrics = scrape(server)
     return {"clients": args.clients, "seconds": round(time.monotonic() - begin, 1), "streams": streams,
