@@ -85,8 +85,9 @@ absl::StatusOr<int64_t> MostTokens(int64_t hidden_bytes, int64_t payload_bytes, 
 absl::StatusOr<int64_t> MostTokensWithLists(const Batch& batch, int64_t longest,
                                             const v1::SessionLimits& limits) {
   int64_t ids = kMostListedTokens;
-  if (limits.max_chunk_bytes() > 0)
+  if (limits.max_chunk_bytes() > 0) {
     ids = std::min(ids, limits.max_chunk_bytes() / 2 / ListedTokenBytes(batch));
+  }
   if (longest <= ids) return ids / std::max<int64_t>(1, longest);
   return absl::InvalidArgumentError(absl::StrCat(ListsField(batch), " has a list of ", longest,
                                                  " tokens; the server takes lists of at most ", ids));
