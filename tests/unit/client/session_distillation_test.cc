@@ -77,7 +77,7 @@ class SessionDistillationTest : public SessionTest {
  protected:
   // At a server that has all that there is.
   Session OpenAtNewest() {
-    const wire::Features known = wire::KnownFeatures();
+    const wire::Features& known = wire::KnownFeatures();
     fake_.features = {known.begin(), known.end()};
     return Open();
   }
