@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/conformance/head_under_test.h"
+#include "tests/conformance/list_options.h"
 
 namespace lossd::engine::testing::kept_tokens_test {
 namespace {
@@ -36,36 +37,6 @@ constexpr WantedReturns kReturns = {.log_sum_exp = true,
                                     .entropy = true,
                                     .prediction = true,
                                     .target_rank = true};
-
-struct Option {
-  const char* name;
-  void (*set)(Problem&);
-};
-
-std::vector<float> Spread(int64_t count, float low, float high) {
-  std::vector<float> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = low + (high - low) * static_cast<float>((i * 37) % values.size()) / static_cast<float>(count);
-  }
-  return values;
-}
-
-constexpr Option kOptions[] = {
-    {"nothing", [](Problem&) {}},
-    {"scale", [](Problem& p) { p.options.logit_scale = 0.3f; }},
-    {"softcap", [](Problem& p) { p.options.softcap = 2.0f; }},
-    {"z-loss", [](Problem& p) { p.options.lse_square_scale = 0.1f; }},
-    {"z gradient scale",
-     [](Problem& p) {
-       p.options.lse_square_scale = 0.02f;
-       p.z_gradient_scale = 3.0f;
-     }},
-    {"bias", [](Problem& p) { p.bias = Spread(p.shape.vocab, -2.0f, 2.0f); }},
-    {"class weights", [](Problem& p) { p.class_weights = Spread(p.shape.vocab, 0.0f, 2.0f); }},
-    {"token weights", [](Problem& p) { p.token_weights = Spread(p.shape.tokens, -0.5f, 2.0f); }},
-    {"lse gradients", [](Problem& p) { p.lse_gradients = Spread(p.shape.tokens, -1.0f, 1.0f); }},
-    {"entropy gradients", [](Problem& p) { p.entropy_gradients = Spread(p.shape.tokens, -1.0f, 1.0f); }},
-};
 
 class KeptTokens : public HeadTest {
  protected:
@@ -154,8 +125,8 @@ INSTANTIATE_TEST_SUITE_P(All, KeptTokens, ::testing::ValuesIn(DevicesAndTypes())
                          [](const auto& test) { return NameOf(test.param); });
 
 TEST_P(KeptTokens, EveryPairOfOptionsIsThatOfTheReference) {
-  for (const Option& one : kOptions) {
-    for (const Option& other : kOptions) {
+  for (const ListOption& one : kListOptions) {
+    for (const ListOption& other : kListOptions) {
       SCOPED_TRACE(std::string(one.name) + ", " + other.name);
       Problem problem = Rows();
       one.set(problem);

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "tests/conformance/head_under_test.h"
+#include "tests/conformance/list_options.h"
 
 namespace lossd::engine::testing::target_lists_test {
 namespace {
@@ -34,40 +36,15 @@ constexpr WantedReturns kReturns = {.log_sum_exp = true,
                                     .divergence = true,
                                     .top_k = 3};
 
-struct Option {
-  const char* name;
-  void (*set)(Problem&);
-};
-
-std::vector<float> Spread(int64_t count, float low, float high) {
-  std::vector<float> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = low + (high - low) * static_cast<float>((i * 37) % values.size()) / static_cast<float>(count);
-  }
-  return values;
+// Those of any list, and one of its own.
+std::vector<ListOption> Options() {
+  std::vector<ListOption> options(std::begin(kListOptions), std::end(kListOptions));
+  options.push_back({"weights of both losses", [](Problem& p) {
+                       p.targets->weight = 0.4f;
+                       p.targets->label_weight = 1.5f;
+                     }});
+  return options;
 }
-
-constexpr Option kOptions[] = {
-    {"nothing", [](Problem&) {}},
-    {"weights of both losses",
-     [](Problem& p) {
-       p.targets->weight = 0.4f;
-       p.targets->label_weight = 1.5f;
-     }},
-    {"scale", [](Problem& p) { p.options.logit_scale = 0.3f; }},
-    {"softcap", [](Problem& p) { p.options.softcap = 2.0f; }},
-    {"z-loss", [](Problem& p) { p.options.lse_square_scale = 0.1f; }},
-    {"z gradient scale",
-     [](Problem& p) {
-       p.options.lse_square_scale = 0.02f;
-       p.z_gradient_scale = 3.0f;
-     }},
-    {"bias", [](Problem& p) { p.bias = Spread(p.shape.vocab, -2.0f, 2.0f); }},
-    {"class weights", [](Problem& p) { p.class_weights = Spread(p.shape.vocab, 0.0f, 2.0f); }},
-    {"token weights", [](Problem& p) { p.token_weights = Spread(p.shape.tokens, -0.5f, 2.0f); }},
-    {"lse gradients", [](Problem& p) { p.lse_gradients = Spread(p.shape.tokens, -1.0f, 1.0f); }},
-    {"entropy gradients", [](Problem& p) { p.entropy_gradients = Spread(p.shape.tokens, -1.0f, 1.0f); }},
-};
 
 class TargetLists : public HeadTest {
  protected:
@@ -151,8 +128,8 @@ INSTANTIATE_TEST_SUITE_P(All, TargetLists, ::testing::ValuesIn(DevicesAndTypes()
                          [](const auto& test) { return NameOf(test.param); });
 
 TEST_P(TargetLists, EveryPairOfOptionsIsThatOfTheReference) {
-  for (const Option& one : kOptions) {
-    for (const Option& other : kOptions) {
+  for (const ListOption& one : Options()) {
+    for (const ListOption& other : Options()) {
       SCOPED_TRACE(std::string(one.name) + ", " + other.name);
       Problem problem = Rows();
       one.set(problem);

@@ -1,5 +1,6 @@
 #include "kernels/cuda/losses/target_lists.h"
 #include "kernels/cuda/rows/kept_rows.h"
+#include "kernels/cuda/rows/listed_logit.cuh"
 #include "kernels/cuda/rows/row_kernels.cuh"
 
 namespace lossd::kernels::cuda {
@@ -7,11 +8,6 @@ namespace {
 
 constexpr int32_t kWarp = 32;
 constexpr int32_t kWarps = kThreads / kWarp;
-
-__device__ CappedLogit<double> Capped(const TileRows& tile, float z) {
-  if (tile.options.softcap == 0) return {z, 1.0};
-  return CapLogit(static_cast<double>(z), static_cast<double>(tile.options.softcap));
-}
 
 __device__ double MaximumOfWarp(double value) {
   for (int i = kWarp / 2; i > 0; i /= 2) value = fmax(value, __shfl_xor_sync(0xFFFFFFFF, value, i));

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "kernels/cuda/rows/kept_rows.h"
+#include "kernels/cuda/rows/listed_logit.cuh"
 #include "kernels/cuda/rows/row_kernels.cuh"
 
 namespace lossd::kernels::cuda {
@@ -76,12 +77,6 @@ __global__ void __launch_bounds__(kThreads) GatherLogitsKernel(const TileRows ti
       if (lists.rows != nullptr) lists.rows[at] = row;
     }
   }
-}
-
-// s and its slope.
-__device__ CappedLogit<double> Capped(const TileRows& tile, float z) {
-  if (tile.options.softcap == 0) return {z, 1.0};
-  return CapLogit(static_cast<double>(z), static_cast<double>(tile.options.softcap));
 }
 
 // A row's list as one warp sees it.

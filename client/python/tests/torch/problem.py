@@ -224,3 +224,14 @@ def check(
 def check_weight_gradient(head: TestHead, found: Tensor, wanted: Tensor, slack: float = 0.0) -> None:
     error = float((found.double() - wanted).norm())
     assert error <= tolerance(head, found) * float(wanted.norm()) + slack, (error, float(wanted.norm()), slack)
+
+
+# A head, and the options of a call with lists of tokens.
+LIST_CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "temperature": ({}, {"logit_scale": 0.5}),
+    "softcap": ({"softcap": 3.0}, {}),
+    "bias": ({"bias": True}, {}),
+    "bf16": ({"dtype": torch.bfloat16}, {}),
+    "fp16": ({"dtype": torch.float16, "bias": True, "softcap": 5.0, "logit_scale": 0.5}, {}),
+}

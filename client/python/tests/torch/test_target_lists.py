@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from problem import VOCABULARY, Reference, TestHead, check_weight_gradient, distance, hidden_states, labels, tolerance
+from problem import (
+    LIST_CONFIGS,
+    VOCABULARY,
+    Reference,
+    TestHead,
+    check_weight_gradient,
+    distance,
+    hidden_states,
+    labels,
+    tolerance,
+)
 from torch import Tensor
 
 import lossd
@@ -46,19 +56,9 @@ def divergence(reference: Reference, probabilities: Tensor, mask: Tensor, target
     return (listed + torch.xlogy(rest, rest) - rest * others.log()).masked_fill(target < 0, 0.0)
 
 
-CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "plain": ({}, {}),
-    "temperature": ({}, {"logit_scale": 0.5}),
-    "softcap": ({"softcap": 3.0}, {}),
-    "bias": ({"bias": True}, {}),
-    "bf16": ({"dtype": torch.bfloat16}, {}),
-    "fp16": ({"dtype": torch.float16, "bias": True, "softcap": 5.0, "logit_scale": 0.5}, {}),
-}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", LIST_CONFIGS)
 def test_losses_of_each_token(heads: Any, name: str) -> None:
-    config, options = CONFIGS[name]
+    config, options = LIST_CONFIGS[name]
     head: TestHead = heads(**config)
     hidden, target = hidden_states(3, 7), labels(3, 7, masked=0.3)
     lists, probabilities, mask = teach(target)
