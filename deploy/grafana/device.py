@@ -98,11 +98,12 @@ BATCHES = Row(
         graph(
             "Rows redone, skipped, held",
             "Redone: their exponent offset was out of range (fp16 heads). Skipped: all their factors are 0. Held, taken, "
-            "recomputed: exponentials of batches in two phases",
+            "recomputed: exponentials of batches in two phases. Hidden states: of tokens that phase two need not send",
             [
                 Query(rate("lossd_rows_redone_total"), "redone"),
                 Query(rate("lossd_rows_skipped_total"), "skipped"),
                 Query(rate("lossd_held_rows_total", "outcome"), "{{outcome}}"),
+                Query(rate("lossd_held_hidden_states_total", "outcome"), "hidden states {{outcome}}"),
             ],
             "cps",
             width=8,

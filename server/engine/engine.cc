@@ -287,7 +287,7 @@ absl::Status Engine::RemoveHead(const std::string& name, DiscardGradient discard
     awaited_.erase(name);
     for (auto session = sessions_.begin(); session != sessions_.end();) {
       if (session->second.head == head) {
-        staging_reserved_ -= session->second.credit->limit();
+        staging_reserved_ -= session->second.staging_bytes();
         session = sessions_.erase(session);
       } else {
         ++session;
@@ -347,37 +347,43 @@ std::vector<std::shared_ptr<Head>> Engine::Heads() const {
 
 // Sessions
 
-absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, const std::string& client_key,
-                                                  int32_t rank, int32_t lanes, Deterministic deterministic) {
+absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name,
+                                                  const SessionRequest& request) {
   if (absl::Status status = CheckServing(); !status.ok()) return status;
-  if (client_key.empty() || client_key.size() > kMaxClientKey) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, RejectReason::kOption, "client_key",
-        absl::StrCat("client_key has ", client_key.size(), " bytes; it must have 1 to ", kMaxClientKey));
-  }
-  if (lanes == 0) lanes = 1;
-  if (lanes < 1 || lanes > options_.max_lanes) {
-    return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "lanes",
-                     absl::StrCat("lanes is ", lanes, "; it must be in [1, ", options_.max_lanes, "]"));
-  }
+  if (absl::Status status = Check(request); !status.ok()) return status;
   if (absl::Status there = FindHead(head_name).status(); !there.ok()) return there;
-  if (deterministic == Deterministic::kNo) {
-    return OpenSessionWith({}, nullptr, head_name, client_key, rank, lanes, deterministic);
-  }
+  if (request.deterministic == Deterministic::kNo) return OpenSessionWith({}, nullptr, head_name, request);
   // The memory is taken before, and without the map's lock: it may need seconds.
   const MutexLock creating(create_mutex_);
   const absl::StatusOr<std::shared_ptr<Head>> of_memory = FindHere(head_name);
   if (!of_memory.ok()) return of_memory.status();
-  absl::StatusOr<SessionMemory> memory = MemoryOf(**of_memory, client_key, rank);
+  absl::StatusOr<SessionMemory> memory = MemoryOf(**of_memory, request.client_key, request.rank);
   if (!memory.ok()) return memory.status();
-  return OpenSessionWith(*std::move(memory), *of_memory, head_name, client_key, rank, lanes, deterministic);
+  return OpenSessionWith(*std::move(memory), *of_memory, head_name, request);
+}
+
+absl::Status Engine::Check(const SessionRequest& request) const {
+  if (request.client_key.empty() || request.client_key.size() > kMaxClientKey) {
+    return Invalid(RejectReason::kOption, "client_key",
+                   absl::StrCat("client_key has ", request.client_key.size(), " bytes; it must have 1 to ",
+                                kMaxClientKey));
+  }
+  if (request.lanes < 1 || request.lanes > options_.max_lanes) {
+    return Invalid(RejectReason::kOption, "lanes",
+                   absl::StrCat("lanes is ", request.lanes, "; it must be in [1, ", options_.max_lanes, "]"));
+  }
+  const int64_t share = options_.head_staging_bytes;
+  const int64_t most = share > 0 ? share : options_.staging_bytes;
+  if (request.held_hidden_bytes >= 0 && request.held_hidden_bytes <= most) return absl::OkStatus();
+  return Invalid(RejectReason::kOption, "held_hidden_bytes",
+                 absl::StrCat("held_hidden_bytes is ", request.held_hidden_bytes, "; it must be in [0, ",
+                              most, "] (", share > 0 ? "--head_staging_bytes" : "--staging_bytes", ")"));
 }
 
 absl::StatusOr<OpenedSession> Engine::OpenSessionWith(SessionMemory memory,
                                                       const std::shared_ptr<Head>& of_memory,
                                                       const std::string& head_name,
-                                                      const std::string& client_key, int32_t rank,
-                                                      int32_t lanes, Deterministic deterministic) {
+                                                      const SessionRequest& request) {
   const MutexLock lock(mutex_);
   const absl::StatusOr<std::shared_ptr<Head>> found = FindHereLocked(head_name);
   if (!found.ok()) return found.status();
@@ -385,44 +391,80 @@ absl::StatusOr<OpenedSession> Engine::OpenSessionWith(SessionMemory memory,
   const std::shared_ptr<Head>& head = *found;
   const std::string new_id =
       options_.place.shared() ? SessionIdAt(options_.place.replica, RandomId()) : RandomId();
-  absl::StatusOr<Head::SessionInfo> info =
-      head->OpenSession(client_key, rank, lanes, new_id, deterministic, std::move(memory));
+  absl::StatusOr<Head::SessionInfo> info = head->OpenSession(
+      request.client_key, request.rank, request.lanes, new_id, request.deterministic, std::move(memory));
   if (absl::IsResourceExhausted(info.status())) {
     return Overload(FieldOf(info.status()), info.status().message());
   }
   if (!info.ok()) return info.status();
-  if (info->session_id != new_id) return OpenedSession{head, *std::move(info), false};
+  const bool is_new = info->session_id == new_id;
+  if (is_new) {
+    if (absl::Status admission = AdmitLocked(*head, request); !admission.ok()) {
+      head->CloseSession(new_id).IgnoreError();
+      return admission;
+    }
+    AddSessionLocked(new_id, head, request.lanes);
+  }
+  return OpenedSession{head, *info, is_new, HoldLocked(*head, info->session_id, request.held_hidden_bytes)};
+}
 
-  // A new session: admitted only if its credit fits what is set aside for staging.
-  const int64_t credit = CreditOf(lanes);
+// Whether a new session's credit, and what it wants to hold, fit what is set aside for staging.
+absl::Status Engine::AdmitLocked(const Head& head, const SessionRequest& request) {
+  if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
+    return Overload("client_key", absl::StrCat("there are ", sessions_.size(), " sessions; the limit is ",
+                                               options_.max_sessions));
+  }
+  const int64_t credit = CreditOf(request.lanes);
+  if (const std::string obstacle = StagingObstacleLocked(head, credit); !obstacle.empty()) {
+    return Overload("lanes", absl::StrCat("lanes is ", request.lanes, ", which takes a credit of ", credit,
+                                          " bytes; ", obstacle, ", or take fewer lanes"));
+  }
+  const int64_t held = request.held_hidden_bytes;
+  if (const std::string obstacle = StagingObstacleLocked(head, credit + held); !obstacle.empty()) {
+    return Overload("held_hidden_bytes", absl::StrCat("held_hidden_bytes is ", held, ", beside a credit of ",
+                                                      credit, " bytes; ", obstacle, ", or ask for less"));
+  }
+  return absl::OkStatus();
+}
+
+// Why a session of the head cannot have so many more bytes, and what to do; empty if it can.
+std::string Engine::StagingObstacleLocked(const Head& head, int64_t bytes) const {
   const int64_t share = options_.head_staging_bytes;
   const int64_t free = LeftForSessions(options_.staging_bytes, staging_reserved_, row_streams_.Total().bytes);
-  const int64_t credits = share > 0 ? StagingOfLocked(head.get()) : 0;
-  const int64_t rows = row_streams_.Of(head_name).bytes;
-  absl::Status admission;
-  if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
-    admission = Overload("client_key", absl::StrCat("there are ", sessions_.size(),
-                                                    " sessions; the limit is ", options_.max_sessions));
-  } else if (credit > free) {
-    admission = Overload("lanes", absl::StrCat("lanes is ", lanes, ", which takes a credit of ", credit,
-                                               " bytes; ", free, " of ", options_.staging_bytes,
-                                               " are free (--staging_bytes, --lane_credit_bytes): "
-                                               "close a session, or take fewer lanes"));
-  } else if (share > 0 && credit > LeftForSessions(share, credits, rows)) {
-    admission = Overload("lanes", absl::StrCat("lanes is ", lanes, ", which takes a credit of ", credit,
-                                               " bytes; sessions of head ", head_name, " have ", credits,
-                                               ", and streams of its rows ", rows, ", of the ", share,
-                                               " that are a head's share (--head_staging_bytes): "
-                                               "close one of them, or take fewer lanes"));
+  if (bytes > free) {
+    return absl::StrCat(free, " of ", options_.staging_bytes,
+                        " are free (--staging_bytes, --lane_credit_bytes): close a session");
   }
-  if (!admission.ok()) {
-    head->CloseSession(new_id).IgnoreError();
-    return admission;
-  }
-  sessions_.emplace(new_id,
-                    SessionEntry{head, std::make_shared<SessionCredit>(credit, &counters_.credit_bytes)});
+  if (share == 0) return "";
+  const std::string& name = head.config().name;
+  const int64_t taken = StagingOfLocked(&head);
+  const int64_t rows = row_streams_.Of(name).bytes;
+  if (bytes <= LeftForSessions(share, taken, rows)) return "";
+  return absl::StrCat("sessions of head ", name, " have ", taken, ", and streams of its rows ", rows,
+                      ", of the ", share,
+                      " that are a head's share (--head_staging_bytes): close one of them");
+}
+
+void Engine::AddSessionLocked(const std::string& id, std::shared_ptr<Head> head, int32_t lanes) {
+  const int64_t credit = CreditOf(lanes);
+  sessions_.emplace(
+      id, SessionEntry{std::move(head), std::make_shared<SessionCredit>(credit, &counters_.credit_bytes),
+                       std::make_shared<HeldHiddenStates>(/*limit_bytes=*/0)});
   staging_reserved_ += credit;
-  return OpenedSession{head, *std::move(info), true};
+}
+
+// A session that was there before, perhaps in a checkpoint, gets what is free and otherwise keeps what it
+// has. Returns that.
+int64_t Engine::HoldLocked(const Head& head, const std::string& session_id, int64_t wanted) {
+  const auto entry = sessions_.find(session_id);
+  if (entry == sessions_.end()) return 0;
+  HeldHiddenStates& held = *entry->second.held;
+  const int64_t more = wanted - held.limit();
+  if (more > 0 && StagingObstacleLocked(head, more).empty()) {
+    held.Raise(wanted);
+    staging_reserved_ += more;
+  }
+  return held.limit();
 }
 
 absl::StatusOr<SessionMemory> Engine::MemoryOf(Head& head, const std::string& client_key, int32_t rank) {
@@ -464,7 +506,7 @@ absl::Status Engine::CloseSession(const std::string& session_id, std::optional<a
   if (absl::Status status = head->CloseSession(session_id, idle_since); !status.ok()) return status;
   const MutexLock lock(mutex_);
   if (const auto it = sessions_.find(session_id); it != sessions_.end()) {
-    staging_reserved_ -= it->second.credit->limit();
+    staging_reserved_ -= it->second.staging_bytes();
     sessions_.erase(it);
   }
   return absl::OkStatus();
@@ -491,7 +533,7 @@ absl::StatusOr<FoundSession> Engine::FindSession(const std::string& session_id,
     return MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownSession, "session_id",
                      absl::StrCat("session '", session_id, "' is not open; call OpenSession"));
   }
-  return FoundSession{it->second.head, it->second.credit};
+  return FoundSession{it->second.head, it->second.credit, it->second.held};
 }
 
 int64_t Engine::CreditOf(int32_t lanes) const {
@@ -505,7 +547,7 @@ int64_t Engine::CreditOf(int32_t lanes) const {
 int64_t Engine::StagingOfLocked(const Head* head) const {
   int64_t bytes = 0;
   for (const auto& [id, session] : sessions_) {
-    if (session.head.get() == head) bytes += session.credit->limit();
+    if (session.head.get() == head) bytes += session.staging_bytes();
   }
   return bytes;
 }
@@ -515,7 +557,7 @@ std::map<std::string, int64_t> Engine::StagingByHead() const {
   std::map<std::string, int64_t> staging;
   for (const auto& [name, head] : heads_) staging[name] = 0;
   for (const auto& [id, session] : sessions_) {
-    staging[session.head->config().name] += session.credit->limit();
+    staging[session.head->config().name] += session.staging_bytes();
   }
   return staging;
 }

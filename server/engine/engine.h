@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "server/engine/checkpoint/checkpoint.h"
 #include "server/engine/chunk/chunk.h"
+#include "server/engine/chunk/held_hidden_states.h"
 #include "server/engine/common/counters.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/common/retry_slots.h"
@@ -93,16 +94,27 @@ struct EngineOptions {
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
 };
 
+// What OpenSessionRequest asks for.
+struct SessionRequest {
+  std::string client_key = {};
+  int32_t rank = 0;
+  int32_t lanes = 1;
+  Deterministic deterministic = Deterministic::kNo;
+  int64_t held_hidden_bytes = 0;
+};
+
 // A session as its streams see it.
 struct FoundSession {
   std::shared_ptr<Head> head;
   std::shared_ptr<SessionCredit> credit;
+  std::shared_ptr<HeldHiddenStates> held;
 };
 
 struct OpenedSession {
   std::shared_ptr<Head> head;
   Head::SessionInfo info;
   bool is_new = false;  // made by this call
+  int64_t held_hidden_bytes = 0;
 };
 
 // A head that begins as another one is.
@@ -230,9 +242,7 @@ class Engine {
   HeadList AllHeads() const ABSL_LOCKS_EXCLUDED(mutex_);
   const MemoryBudget& parking() const { return *parking_; }
 
-  absl::StatusOr<OpenedSession> OpenSession(const std::string& head, const std::string& client_key,
-                                            int32_t rank, int32_t lanes,
-                                            Deterministic deterministic = Deterministic::kNo);
+  absl::StatusOr<OpenedSession> OpenSession(const std::string& head, const SessionRequest& request);
   absl::Status CloseSession(const std::string& session_id);
   // ABORTED if `incarnation` is not this server's.
   absl::StatusOr<FoundSession> FindSession(const std::string& session_id,
@@ -348,9 +358,17 @@ class Engine {
   // What OpenSession does once it has found what a deterministic session needs: the memory, for the head that
   // it was taken of.
   absl::StatusOr<OpenedSession> OpenSessionWith(SessionMemory memory, const std::shared_ptr<Head>& of_memory,
-                                                const std::string& head_name, const std::string& client_key,
-                                                int32_t rank, int32_t lanes, Deterministic deterministic)
+                                                const std::string& head_name, const SessionRequest& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Check(const SessionRequest& request) const;
+  absl::Status AdmitLocked(const Head& head, const SessionRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string StagingObstacleLocked(const Head& head, int64_t bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddSessionLocked(const std::string& id, std::shared_ptr<Head> head, int32_t lanes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t HoldLocked(const Head& head, const std::string& session_id, int64_t wanted)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status DeleteAtAll(const std::string& name, DiscardGradient discard,
                            const std::function<void()>& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) ABSL_LOCKS_EXCLUDED(together_mutex_);
@@ -405,6 +423,9 @@ class Engine {
   struct SessionEntry {
     std::shared_ptr<Head> head;
     std::shared_ptr<SessionCredit> credit;
+    std::shared_ptr<HeldHiddenStates> held;
+
+    int64_t staging_bytes() const { return credit->limit() + held->limit(); }
   };
 
   const EngineOptions options_;
@@ -433,7 +454,7 @@ class Engine {
   // Heads that have come back for somebody who has not found them since, and until when that is waited for.
   std::map<std::string, absl::Time> awaited_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, SessionEntry> sessions_ ABSL_GUARDED_BY(mutex_);
-  int64_t staging_reserved_ ABSL_GUARDED_BY(mutex_) = 0;  // credits of all sessions
+  int64_t staging_reserved_ ABSL_GUARDED_BY(mutex_) = 0;  // by all sessions
   RowStreams row_streams_;
   RetrySlots retry_slots_;
 

@@ -333,15 +333,11 @@ void Engine::AdoptSessions(const Head& head) {
       ++it;
       continue;
     }
-    staging_reserved_ -= it->second.credit->limit();
+    staging_reserved_ -= it->second.staging_bytes();
     it = sessions_.erase(it);
   }
   for (const auto& [id, lanes] : open) {
-    if (sessions_.contains(id)) continue;
-    const int64_t credit = CreditOf(lanes);
-    sessions_.emplace(
-        id, SessionEntry{found->second, std::make_shared<SessionCredit>(credit, &counters_.credit_bytes)});
-    staging_reserved_ += credit;
+    if (!sessions_.contains(id)) AddSessionLocked(id, found->second, lanes);
   }
 }
 

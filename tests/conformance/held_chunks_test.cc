@@ -68,7 +68,7 @@ class HeldChunksTest : public ::testing::Test {
 
   LaneAttachment Attach(int32_t lane) { return *head_->AttachLane(session_, lane, listener_); }
   std::string Open(int32_t lanes) {
-    session_ = engine_->OpenSession("h", "client", 0, lanes)->info.session_id;
+    session_ = engine_->OpenSession("h", {"client", 0, lanes})->info.session_id;
     return session_;
   }
   // Without hidden states.
@@ -281,7 +281,7 @@ TEST_F(HeldChunksTest, MayNotNameRegions) {
 }
 
 TEST_F(HeldChunksTest, MayNotBeOfDeterministicSessions) {
-  session_ = engine_->OpenSession("h", "client", 0, 1, Deterministic::kYes)->info.session_id;
+  session_ = engine_->OpenSession("h", {"client", 0, 1, Deterministic::kYes})->info.session_id;
   Chunk chunk = MakeChunk(1);
   chunk.window_token = 0;
   (void)Hold(2, kHiddenStates, &chunk);

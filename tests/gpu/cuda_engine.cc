@@ -46,7 +46,7 @@ void CudaEngine::WriteWeights() const {
 
 Stream CudaEngine::Open(const std::string& client_key) const {
   Stream stream{std::make_shared<RecordingListener>(), {}};
-  const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", client_key, 0, 1);
+  const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", {client_key, 0, 1});
   EXPECT_TRUE(opened.ok()) << opened.status();
   stream.lane = *head->AttachLane(opened->info.session_id, 0, stream.listener);
   return stream;

@@ -64,7 +64,7 @@ TEST(CudaFailure, EndsEveryStreamOnceAndLeavesNothingHanging) {
     EXPECT_LE(stream.listener->applied(), answered.size());
   }
   EXPECT_EQ(cuda->engine->counters().queued_chunks, 0);
-  EXPECT_EQ(cuda->engine->OpenSession("h", "late", 0, 1).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(cuda->engine->OpenSession("h", {"late", 0, 1}).status().code(), absl::StatusCode::kInternal);
   cuda = nullptr;
   EXPECT_EQ(failures, 1);
 }

@@ -70,7 +70,8 @@ bool Schedule::OpenSession(ClientState& client) {
   // Every rank has to take memory.
   if (client.deterministic == engine::Deterministic::kYes && EndDoomedEpoch()) return false;
   const auto opened = server_->engine().OpenSession(
-      kHead, client.key, static_cast<int32_t>(&client - clients_.data()), client.lanes, client.deterministic);
+      kHead,
+      {client.key, static_cast<int32_t>(&client - clients_.data()), client.lanes, client.deterministic});
   if (!opened.ok()) {
     Diverge(absl::StrCat("OpenSession: ", Text(opened.status())));
     return false;

@@ -302,7 +302,8 @@ typedef struct lossd_session_options {
   int32_t lanes;       /* 0: chosen by size */
   int64_t chunk_bytes; /* 0: chosen by device */
   int32_t deterministic;
-  int32_t lanes_at_target; /* 0: at every rank that the server names (SessionOptions::spread_lanes) */
+  int32_t lanes_at_target;   /* 0: at every rank that the server names (SessionOptions::spread_lanes) */
+  int64_t held_hidden_bytes; /* as SessionOptions has it. From version 8 on */
 } lossd_session_options;
 LOSSD_API void lossd_session_options_init(lossd_session_options* options, size_t struct_size);
 LOSSD_API lossd_status* lossd_head_open_session(const lossd_head* head, const lossd_session_options* options,

@@ -298,6 +298,12 @@ struct SessionOptions {
   // session, as all are with false. Of replicas that is the one which the session was opened at; a session
   // that uses a Region is opened at the one that the client calls.
   bool spread_lanes = true;
+  // Memory of the server's host, in bytes, in which it holds the hidden states that kLossOnly brings of
+  // batches with a number (Batch::hold), so that phase two does not send them again; at least 0. It should
+  // have room for those of all batches between their phases: what is there no more is sent.
+  // RESOURCE_EXHAUSTED if the server has not so much, of its --staging_bytes. (A server without the feature
+  // "held_hidden_states" holds none.)
+  int64_t held_hidden_bytes = 0;
 };
 
 // Where a lane of a session is.
@@ -384,10 +390,11 @@ struct Batch {
   std::optional<uint64_t> weight_version = {};
   // A number of both phases of one batch, and of no other of this session that is between its phases. By it
   // the head's `held_bytes` keep what phase one has computed, so that phase two costs two products of
-  // matrices and not three. 0: nothing is kept. Whether it was kept changes no bits; what is there no more is
-  // computed again. Both phases must have the same labels and hidden states: a token whose own logit is
-  // another one has NaN for loss and dX. Tokens whose factors are 0 travel then, unless all are, and are not
-  // computed. (A server without the feature "holds" refuses it: it has no head with `held_bytes`.)
+  // matrices and not three, and the session's `held_hidden_bytes` its hidden states. 0: nothing is kept.
+  // Whether it was kept changes no bits; what is there no more is computed again. Both phases must have the
+  // same labels and hidden states: a token whose own logit is another one has NaN for loss and dX. Tokens
+  // whose factors are 0 travel then, unless all are, and are not computed. (A server without the feature
+  // "holds" refuses it: it has no head with `held_bytes`.)
   uint64_t hold = 0;
   // Deterministic sessions: the place of the first token among the session's tokens since the last flush.
   // Unset: behind those of the batch before. For batches that may come in any order, and for a process that

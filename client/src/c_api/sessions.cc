@@ -27,6 +27,7 @@ absl::StatusOr<SessionOptions> OptionsOf(const lossd_session_options* given) {
   options.lanes = read->lanes;
   options.deterministic = read->deterministic != 0 ? Deterministic::kYes : Deterministic::kNo;
   options.spread_lanes = read->lanes_at_target == 0;
+  options.held_hidden_bytes = read->held_hidden_bytes;
   return options;
 }
 

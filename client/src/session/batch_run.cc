@@ -29,7 +29,7 @@ std::vector<uint64_t> NextSequences(const LaneSet& lanes) {
 
 BatchRun::BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
                    const BatchPlaces& places, const SentTokens& sent, const BatchPlan& plan,
-                   const std::vector<uint64_t>& expected_repeats)
+                   const std::vector<uint64_t>& expected_repeats, HiddenStates hidden_states)
     : lanes_(lanes),
       chunks_(plan.chunks.size()),
       first_sequences_(NextSequences(*lanes)),
@@ -41,6 +41,7 @@ BatchRun::BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, c
            .sent = sent,
            .lent = lent_,
            .scales = ScalesOf(batch),
+           .hidden_states = hidden_states,
            .generation = 0} {
   GoTo(lanes->link().generation());
   const auto used = static_cast<size_t>(plan.lanes);
@@ -216,6 +217,21 @@ std::vector<ChunkTiming> BatchRun::Timings() const {
     timings.back().tokens = piece.range.tokens;
   }
   return timings;
+}
+
+bool BatchRun::AllHeld() const {
+  for (size_t i = 0; i < chunks_; ++i) {
+    if (!PieceOf(i).hidden_states_held) return false;
+  }
+  return true;
+}
+
+int64_t BatchRun::HeldTokens() const {
+  int64_t tokens = 0;
+  for (size_t i = 0; i < chunks_; ++i) {
+    if (PieceOf(i).hidden_states_held) tokens += PieceOf(i).range.tokens;
+  }
+  return tokens;
 }
 
 const Piece& BatchRun::PieceOf(size_t chunk) const {

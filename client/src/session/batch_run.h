@@ -26,9 +26,13 @@ class BatchRun {
   // `expected_repeats`, by lane: sequences up to it are known to be there already (Session::ResumeAt).
   BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
            const BatchPlaces& places, const SentTokens& sent, const BatchPlan& plan,
-           const std::vector<uint64_t>& expected_repeats);
+           const std::vector<uint64_t>& expected_repeats, HiddenStates hidden_states);
 
   absl::StatusOr<BatchResult> Run();
+  // Whether the server has said of each chunk that it holds its hidden states; and how many tokens those are
+  // of which it has. After Run.
+  bool AllHeld() const;
+  int64_t HeldTokens() const;
 
   // After an error of Run: every chunk has its answer, or was never accepted, so the session may go on. If
   // not, the lanes' streams must be ended before this is destroyed, which waits until gRPC no longer reads

@@ -71,7 +71,11 @@ v1::ComputeMode ModeOf(const Batch& batch, DxOnWire dx) {
 bool LeavesDxOut(const Connection& connection) { return connection.Has("weight_gradient_alone"); }
 
 LaneRun::LaneRun(Lane* lane, const BatchJob* job, std::vector<ChunkRange> ranges, uint64_t expected_repeats)
-    : lane_(lane), job_(job), first_sequence_(lane->next_sequence()), accepted_before_(lane->accepted()) {
+    : lane_(lane),
+      job_(job),
+      first_sequence_(lane->next_sequence()),
+      accepted_before_(lane->accepted()),
+      hidden_states_(job->hidden_states) {
   pieces_.reserve(ranges.size());
   for (size_t i = 0; i < ranges.size(); ++i) {
     pieces_.push_back({.range = ranges[i], .repeat_expected = SequenceOf(i) <= expected_repeats});
@@ -156,6 +160,7 @@ v1::Chunk LaneRun::Header(const ChunkRange& range, DxOnWire dx, uint64_t sequenc
     // Whether ignored tokens travel may change from one phase to the other.
     const auto before = batch.labels.first(static_cast<size_t>(runs.front().first));
     chunk.mutable_hold()->set_first_token(CountValid(before, batch.ignore_index));
+    chunk.mutable_hold()->set_hidden_states(hidden_states_ != HiddenStates::kSent);
   }
   if (job_->window_token) chunk.set_window_token(*job_->window_token + first);
   chunk.set_hidden_dtype(ToProto(batch.hidden_type));
@@ -187,7 +192,7 @@ grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
   // What no region has.
   std::vector<std::span<const std::byte>> hidden;
   std::vector<std::span<const std::byte>> teacher_hidden;
-  if (!job_->places.hidden_states) {
+  if (!job_->places.hidden_states && hidden_states_ != HiddenStates::kHeld) {
     hidden = Rows(static_cast<const std::byte*>(batch.hidden_states),
                   job_->head.hidden_size * SizeOf(batch.hidden_type), runs);
   }
@@ -240,6 +245,7 @@ absl::Status LaneRun::TakeResult(const DecodedResponse& response) {
     CopyOutputs(response, piece);
     piece.loss_sum = result.loss_sum();
     piece.sums = result.sums();
+    piece.hidden_states_held = result.hidden_states_held();
     piece.repeated = result.disposition() == v1::DISPOSITION_REPEATED;
     piece.weight_version = result.weight_version();
     piece.teacher_weight_version = result.teacher_weight_version();
@@ -318,6 +324,7 @@ void LaneRun::Resume(absl::Status cause, End* end) {
 // Everything unanswered is to be sent again: what was accepted for the sake of its answer, the rest because
 // the server will never see it otherwise.
 absl::Status LaneRun::Rewind() {
+  SendAll();
   next_ = pieces_.size();
   outstanding_ = 0;
   outstanding_bytes_ = 0;
@@ -341,7 +348,13 @@ absl::Status LaneRun::Rewind() {
   return absl::OkStatus();
 }
 
+void LaneRun::SendAll() {
+  const bool held = lane_->link().held_hidden_bytes() > 0;  // of the server that there is now
+  if (hidden_states_ == HiddenStates::kHeld || !held) hidden_states_ = HiddenStates::kSent;
+}
+
 void LaneRun::Restart() {
+  SendAll();
   first_sequence_ = lane_->next_sequence();
   accepted_before_ = lane_->accepted();
   next_ = 0;

@@ -27,6 +27,13 @@ namespace lossd::internal {
 // Whether the server can do without dX: one from before that sends it, and it is dropped.
 bool LeavesDxOut(const Connection& connection);
 
+// How a batch's chunks come by their hidden states.
+enum class HiddenStates {
+  kSent,
+  kSentToStay,  // and the server is to hold them
+  kHeld,        // by the server, since an earlier phase
+};
+
 // What all lanes of a batch see. Constant while any of them runs.
 struct BatchJob {
   const HeadConfig& head;
@@ -36,6 +43,7 @@ struct BatchJob {
   const SentTokens& sent;
   const LentMemory& lent;  // of the batch
   const GradientScales scales;
+  const HiddenStates hidden_states = HiddenStates::kSent;
   uint64_t generation = 0;
   std::optional<int64_t> window_token =
       {};  // of the first token, in that generation; of deterministic sessions
@@ -58,6 +66,7 @@ struct Piece {
   bool sent = false;              // and may have been accepted
   bool repeat_expected = false;   // the server is known to have it: sending it again only gets its answer
   bool answered = false;
+  bool hidden_states_held = false;  // as its answer says
   bool repeated = false;
   double loss_sum = 0;
   v1::TokenSums sums = {};
@@ -112,6 +121,7 @@ class LaneRun {
 
  private:
   absl::Status Step(End* end);
+  void SendAll();
   bool CreditAllows(const Piece& piece) const;
   bool SendNext();
   DxOnWire WantedDx() const;
@@ -134,6 +144,8 @@ class LaneRun {
   std::vector<Piece> pieces_;
   uint64_t first_sequence_;  // of pieces_[0]
   uint64_t accepted_before_;
+  // Behind a lost stream what the server held may be gone, and everything travels.
+  HiddenStates hidden_states_;
   int64_t credit_ = 0;
   size_t next_ = 0;  // the next piece to send
   size_t answered_ = 0;

@@ -87,8 +87,10 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
                                         link.options().chunk_bytes, link.limits(), link.lanes());
   if (!plan.ok()) return plan.status();
   if (link.session_id() != resumed_session_) expected_repeats_.clear();
-  internal::BatchRun run(&lanes_, config, batch, outputs, *places, sent, *plan, expected_repeats_);
+  internal::BatchRun run(&lanes_, config, batch, outputs, *places, sent, *plan, expected_repeats_,
+                         HiddenStatesOf(batch, *places));
   auto result = run.Run();
+  if (result.ok()) NoteHeld(batch, run);
   if (result.ok() && sent.count() < static_cast<int64_t>(batch.labels.size())) {
     internal::FillUnneeded(needed, config, outputs);
   }
@@ -97,6 +99,27 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
     lanes_.Abandon();
   }
   return result;
+}
+
+// A batch that has a number has two phases, of which the first brings its hidden states.
+internal::HiddenStates Session::Impl::HiddenStatesOf(const Batch& batch,
+                                                     const internal::BatchPlaces& places) const {
+  const internal::SessionLink& link = lanes_.link();
+  if (batch.hold == 0 || places.hidden_states || link.held_hidden_bytes() == 0) {
+    return internal::HiddenStates::kSent;
+  }
+  if (held_.HasAll(link.session_id(), batch.hold)) return internal::HiddenStates::kHeld;
+  return batch.mode == ComputeMode::kLossOnly ? internal::HiddenStates::kSentToStay
+                                              : internal::HiddenStates::kSent;
+}
+
+void Session::Impl::NoteHeld(const Batch& batch, const internal::BatchRun& run) {
+  if (run.HeldTokens() == 0) return;
+  const internal::SessionLink& link = lanes_.link();
+  const bool all = run.AllHeld();
+  const int64_t tokens = all ? CountValid(batch.labels, batch.ignore_index) : run.HeldTokens();
+  held_.Note(link.session_id(), batch.hold, tokens * head_->config().hidden_size * SizeOf(batch.hidden_type),
+             all, link.held_hidden_bytes());
 }
 
 absl::Status Session::Impl::ResumeAt(const std::vector<uint64_t>& sequences) {

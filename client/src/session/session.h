@@ -10,7 +10,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/src/batch/batch_places.h"
 #include "client/src/common/head_context.h"
+#include "client/src/session/batch_run.h"
+#include "client/src/session/held_batches.h"
+#include "client/src/session/lane_run.h"
 #include "client/src/session/lane_set.h"
 #include "lossd/client.h"
 
@@ -38,6 +42,8 @@ class Session::Impl {
  private:
   Impl(std::shared_ptr<internal::HeadContext> head, const SessionOptions& options);
   absl::Status CheckAlive() const;
+  internal::HiddenStates HiddenStatesOf(const Batch& batch, const internal::BatchPlaces& places) const;
+  void NoteHeld(const Batch& batch, const internal::BatchRun& run);
   absl::Status Interrupted(const absl::Status& cause) const;
 
   const std::shared_ptr<internal::HeadContext> head_;
@@ -46,6 +52,7 @@ class Session::Impl {
   // Since ResumeAt, in that session: by lane, up to where the server had it.
   std::vector<uint64_t> expected_repeats_;
   std::string resumed_session_;
+  internal::HeldBatches held_;
   bool closed_ = false;
   absl::Status failure_;
 };

@@ -147,6 +147,9 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
   // rank.
   const bool regions = !head_->regions().empty() && options_.deterministic == Deterministic::kNo;
   if ((here_ || regions) && head_->connection().Has("replicas")) request.set_at_this_replica(true);
+  // A server that cannot hold hidden states gets them each time.
+  if (head_->connection().Has("held_hidden_states"))
+    request.set_held_hidden_bytes(options_.held_hidden_bytes);
   const TraceScope scope(&trace_);
   std::shared_ptr<ServerChannel> server;
   auto response = head_->connection().Call(&v1::LossService::Stub::AsyncOpenSession, request,
@@ -161,6 +164,7 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
   NotePlaces(*server, *response);
   const std::lock_guard lock(mutex_);
   limits_ = response->limits();
+  held_hidden_bytes_ = response->held_hidden_bytes();
   return response;
 }
 
@@ -241,6 +245,11 @@ absl::Status SessionLink::CheckRecoverable(const absl::Status& cause) const {
     case absl::StatusCode::kUnknown:      // what gRPC makes of some broken connections
     case absl::StatusCode::kNotFound:     // the session's lease ended, or the server is another one
       return absl::OkStatus();
+    case absl::StatusCode::kFailedPrecondition:  // chunks travel whole then (LaneRun)
+      if (const auto position = PositionOf(cause); position && position->hidden_states_gone()) {
+        return absl::OkStatus();
+      }
+      return cause;
     case absl::StatusCode::kAborted:
       if (PositionOf(cause)) return absl::OkStatus();
       return Annotate(
@@ -364,6 +373,11 @@ absl::Status SessionLink::TakenByAnother(int32_t lane, uint64_t sequence) const 
       absl::StrCat("sequence ", sequence, " of lane ", lane, " of session ", session_id_,
                    " was taken before this process sent it: another one uses client_key '",
                    options_.client_key, "', and what this one sent is in no window"));
+}
+
+int64_t SessionLink::held_hidden_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return held_hidden_bytes_;
 }
 
 v1::SessionLimits SessionLink::limits() const {

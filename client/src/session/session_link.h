@@ -106,6 +106,8 @@ class SessionLink {
   // In which the session was opened.
   const TraceContext& trace() const { return trace_; }
   v1::SessionLimits limits() const;
+  // That the server has set aside for it; 0: it holds no hidden states.
+  int64_t held_hidden_bytes() const;
   LanePlaces& places() { return places_; }
   const LanePlaces& places() const { return places_; }
 
@@ -140,6 +142,7 @@ class SessionLink {
   uint64_t restores_of_marks_ = 0;
   bool restored_ = false;
   v1::SessionLimits limits_;
+  int64_t held_hidden_bytes_ = 0;
   uint64_t generation_ = 0;
   uint64_t named_generation_ = 0;
   // What was known before the server named an earlier one, until a stream is ready again: only a flush that

@@ -46,11 +46,7 @@ absl::Status ValidateLength(const HiddenTensor& tensor, int64_t tokens) {
 }
 
 absl::Status ValidateLengths(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher) {
-  if (static_cast<int64_t>(chunk.labels.size()) != chunk.tokens * 8) {
-    return Invalid(RejectReason::kLength, "labels",
-                   absl::StrCat("labels holds ", chunk.labels.size(), " bytes; ", chunk.tokens,
-                                " int64 labels are ", chunk.tokens * 8));
-  }
+  if (absl::Status status = ValidateLabelBytes(chunk); !status.ok()) return status;
   if (absl::Status status = ValidateLength(OwnTensor(chunk, head), chunk.tokens); !status.ok()) return status;
   if (teacher != nullptr) return ValidateLength(TeacherTensor(chunk, *teacher), chunk.tokens);
   if (chunk.teacher_hidden.size() == 0) return absl::OkStatus();
@@ -131,11 +127,16 @@ absl::Status ValidateFinite(const Chunk& chunk, const HiddenTensor& tensor) {
                               chunk.tokens * tensor.hidden_size, "; all must be finite"));
 }
 
-absl::Status ValidateHold(const Hold& hold) {
+absl::Status ValidateHold(const Chunk& chunk) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
-  if (hold.first >= 0 && hold.first <= kMost) return absl::OkStatus();
-  return Invalid(RejectReason::kOption, "hold.first_token",
-                 absl::StrCat("hold.first_token is ", hold.first, "; it must be in [0, ", kMost, "]"));
+  if (chunk.hold.first < 0 || chunk.hold.first > kMost) {
+    return Invalid(
+        RejectReason::kOption, "hold.first_token",
+        absl::StrCat("hold.first_token is ", chunk.hold.first, "; it must be in [0, ", kMost, "]"));
+  }
+  if (!chunk.holds_hidden || chunk.hold.number != 0) return absl::OkStatus();
+  return Invalid(RejectReason::kOption, "hold.number",
+                 "hold.number is 0, which is no batch's; hold.hidden_states needs the batch's number");
 }
 
 }  // namespace
@@ -173,6 +174,13 @@ int64_t CountNonFinite(const Payload& hidden_states, kernels::DataType type, int
   return bad;
 }
 
+absl::Status ValidateLabelBytes(const Chunk& chunk) {
+  if (static_cast<int64_t>(chunk.labels.size()) == chunk.tokens * 8) return absl::OkStatus();
+  return Invalid(RejectReason::kLength, "labels",
+                 absl::StrCat("labels holds ", chunk.labels.size(), " bytes; ", chunk.tokens,
+                              " int64 labels are ", chunk.tokens * 8));
+}
+
 absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
                             const HeadConfig* teacher) {
   if (chunk.tokens < 1) {
@@ -203,13 +211,13 @@ absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const C
                              const HeadConfig* teacher) {
   if (!chunk.decode_status.ok()) return chunk.decode_status;
   if (absl::Status status = ValidateTokens(chunk, head, limits, teacher); !status.ok()) return status;
+  if (absl::Status status = ValidateHold(chunk); !status.ok()) return status;
   if (absl::Status status = ValidateLengths(chunk, head, teacher); !status.ok()) return status;
   if (absl::Status status = ValidateOptions(chunk, head); !status.ok()) return status;
   if (teacher != nullptr) {
     if (absl::Status status = ValidateTeacher(*teacher, head); !status.ok()) return status;
   }
   if (absl::Status status = ValidateGradientScale(chunk); !status.ok()) return status;
-  if (absl::Status status = ValidateHold(chunk.hold); !status.ok()) return status;
   if (absl::Status status = ValidateLabels(chunk, head); !status.ok()) return status;
   if (absl::Status status = ValidateLists(chunk, head); !status.ok()) return status;
   if (absl::Status status = ValidateFinite(chunk, OwnTensor(chunk, head)); !status.ok()) return status;

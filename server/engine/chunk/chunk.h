@@ -149,6 +149,9 @@ struct Chunk {
   float gradient_scale = 1.0f;
   ChunkOptions options;
   Hold hold;
+  // By that hold: the hidden states are to be held, or if there are none, those that are held are taken.
+  bool holds_hidden = false;
+  bool hidden_held = false;  // and they are
   std::string labels;
   std::string token_weights;
   std::string lse_gradients;
@@ -238,6 +241,7 @@ struct ChunkAnswer {
   double divergence_sum = 0;    // before its weight, times the tokens' weights
   uint64_t weight_version = 0;
   uint64_t teacher_weight_version = 0;  // of a distillation
+  bool hidden_held = false;
   kernels::DataType dx_type = kernels::DataType::kFloat32;
   std::string losses;  // fp32 [tokens]
   TokenReturns returns;
@@ -245,6 +249,9 @@ struct ChunkAnswer {
   std::optional<ChunkTimes> times;
   absl::Time ready;  // when all this was there
 };
+
+// INVALID_ARGUMENT if `labels` are not as many as the tokens.
+absl::Status ValidateLabelBytes(const Chunk& chunk);
 
 // Checks what needs no look at the tensors: the number of tokens and of hidden-state bytes. `teacher`, here
 // and below: the teacher of the chunk's distillation, null without one.

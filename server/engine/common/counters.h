@@ -136,6 +136,11 @@ struct Counters {
   Counter rows_held{0};
   Counter rows_taken{0};
   Counter rows_recomputed{0};
+  // Tokens of chunks that ask for their hidden states to be held, or bring none since they are.
+  Counter hidden_states_held{0};
+  Counter hidden_states_not_held{0};
+  Counter hidden_states_taken{0};
+  Counter hidden_states_gone{0};
   // Among tokens_valid, those that nothing was computed of, since all their factors are 0.
   Counter rows_skipped{0};
   Counter non_finite_hidden_states{0};  // chunks rejected for them

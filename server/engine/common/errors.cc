@@ -15,17 +15,42 @@ constexpr absl::string_view kReasonUrl = "lossd/reason";
 constexpr absl::string_view kFieldUrl = "lossd/field";
 constexpr absl::string_view kPositionUrl = "lossd/position";
 constexpr absl::string_view kRetryUrl = "lossd/retry";
-constexpr absl::string_view kRestores = "restores=";  // in a position
+// In a position:
+constexpr absl::string_view kRestores = "restores=";
+constexpr absl::string_view kHiddenStatesGone = "hidden_states_gone";
 
-constexpr std::array<const char*, kRejectReasonCount> kNames = {
-    "malformed",       "shape",          "dtype",           "length",
-    "label",           "no_tokens",      "chunk_too_large", "non_finite",
-    "option",          "unknown_head",   "unknown_session", "unknown_flush",
-    "unknown_write",   "unknown_region", "unknown_field",   "gap",
-    "generation",      "incarnation",    "fenced",          "marks",
-    "flush_arguments", "no_weights",     "weight_write",    "weight_version",
-    "conflict",        "region",         "out_of_memory",   "overload",
-    "draining",        "checkpoint",     "internal"};
+constexpr std::array<const char*, kRejectReasonCount> kNames = {"malformed",
+                                                                "shape",
+                                                                "dtype",
+                                                                "length",
+                                                                "label",
+                                                                "no_tokens",
+                                                                "chunk_too_large",
+                                                                "non_finite",
+                                                                "option",
+                                                                "unknown_head",
+                                                                "unknown_session",
+                                                                "unknown_flush",
+                                                                "unknown_write",
+                                                                "unknown_region",
+                                                                "unknown_hold",
+                                                                "unknown_field",
+                                                                "gap",
+                                                                "generation",
+                                                                "incarnation",
+                                                                "fenced",
+                                                                "marks",
+                                                                "flush_arguments",
+                                                                "no_weights",
+                                                                "weight_write",
+                                                                "weight_version",
+                                                                "conflict",
+                                                                "region",
+                                                                "out_of_memory",
+                                                                "overload",
+                                                                "draining",
+                                                                "checkpoint",
+                                                                "internal"};
 
 std::optional<std::string> PayloadText(const absl::Status& status, absl::string_view url) {
   const auto payload = status.GetPayload(url);
@@ -55,6 +80,7 @@ void AttachPosition(absl::Status* status, const Position& position) {
     absl::StrAppend(&text, " ", replay.lane, ":", replay.next_sequence);
   }
   if (position.restores.has_value()) absl::StrAppend(&text, " ", kRestores, *position.restores);
+  if (position.hidden_states_gone) absl::StrAppend(&text, " ", kHiddenStatesGone);
   status->SetPayload(kPositionUrl, absl::Cord(text));
 }
 
@@ -79,6 +105,10 @@ std::optional<Position> PositionOf(const absl::Status& status) {
   if (words.size() < 2 || !absl::SimpleAtoi(words[1], &position.generation)) return std::nullopt;
   position.incarnation = words[0];
   for (size_t i = 2; i < words.size(); ++i) {
+    if (words[i] == kHiddenStatesGone) {
+      position.hidden_states_gone = true;
+      continue;
+    }
     if (absl::string_view number = words[i]; absl::ConsumePrefix(&number, kRestores)) {
       if (!absl::SimpleAtoi(number, &position.restores.emplace())) return std::nullopt;
       continue;

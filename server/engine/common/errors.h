@@ -30,6 +30,7 @@ enum class RejectReason {
   kUnknownFlush,
   kUnknownWrite,
   kUnknownRegion,
+  kUnknownHold,
   kUnknownField,
   kGap,
   kGeneration,
@@ -64,6 +65,7 @@ struct Position {
   std::vector<LaneReplay> replay;
   // How often the head has been restored, for a caller whose marks are of another past.
   std::optional<uint64_t> restores = {};
+  bool hidden_states_gone = false;  // that a chunk should take
 };
 
 // `field` names the request field at fault, or is empty.

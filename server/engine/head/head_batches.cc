@@ -68,6 +68,7 @@ std::deque<StartedChunk> Head::Start(const std::vector<std::shared_ptr<QueuedChu
       entry.answer.first_token = item->chunk.first_token;
       entry.answer.tokens = item->chunk.tokens;
       entry.answer.weight_version = weights_.version();
+      entry.answer.hidden_held = item->chunk.hidden_held;
       if (item->teacher != nullptr) entry.answer.teacher_weight_version = teacher_version.value_or(0);
       entry.item = std::move(item);
     }

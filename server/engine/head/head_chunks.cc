@@ -3,9 +3,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/chunk/chunk_options.h"
+#include "server/engine/chunk/held_hidden_states.h"
 #include "server/engine/chunk/token_lists.h"
+#include "server/engine/common/counters.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/device/batch_key.h"
+#include "server/engine/device/staging.h"
 #include "server/engine/head/head.h"
 #include "server/engine/regions/chunk_regions.h"
 
@@ -51,6 +54,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     adds = *admission == Admission::kTake && HasWeightGradient(chunk.mode);
   }
   if (absl::Status refusal = CheckHolder(chunk, deterministic); !refusal.ok()) return refusal;
+  if (absl::Status refusal = RecallHidden(lane, chunk); !refusal.ok()) return refusal;
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
   // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
   // again.
@@ -64,6 +68,9 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     // chunk comes again.
     if (absl::IsUnavailable(rejection)) return rejection;
   }
+  if (rejection.ok()) KeepHidden(lane, chunk);
+  // Chunks are not to go apart for what the device cannot do.
+  if (!holds_ || chunk.lists.use != ChunkLists::Use::kNone) chunk.hold = {};
   if (rejection.ok() && deterministic) {
     KeepOperands(chunk);
     if (taught.teacher != nullptr && adds) rejection = WidenTiles(lane, chunk);
@@ -161,6 +168,48 @@ absl::Status Head::WidenTiles(const LaneAttachment& lane, const Chunk& chunk) {
   return absl::OkStatus();
 }
 
+// Never a rejection: what is held may be gone when the chunk comes again, or a copy of the chunk may bring
+// its hidden states along.
+absl::Status Head::RecallHidden(const LaneAttachment& lane, Chunk& chunk) const {
+  if (!chunk.holds_hidden || chunk.hidden_states.size() > 0 || chunk.hidden_region.has_value()) {
+    return absl::OkStatus();
+  }
+  // Whatever is wrong with the rest of it is found with its content.
+  const bool sane = chunk.decode_status.ok() && ValidateTokens(chunk, config_, environment_.limits).ok() &&
+                    ValidateLabelBytes(chunk).ok() && chunk.hold.number != 0;
+  if (!sane) return absl::OkStatus();
+  absl::Status missing = absl::NotFoundError("its session holds no hidden states here");
+  if (lane.held != nullptr && chunk.holder() == 0) missing = lane.held->Recall(config_.hidden_size, &chunk);
+  if (missing.ok()) {
+    chunk.holds_hidden = false;
+    chunk.hidden_states = Staged(std::move(chunk.hidden_states), environment_.device);
+    environment_.counters->hidden_states_taken += static_cast<uint64_t>(chunk.tokens);
+    return absl::OkStatus();
+  }
+  environment_.counters->hidden_states_gone += static_cast<uint64_t>(chunk.tokens);
+  const std::string message =
+      absl::StrCat("sequence ", chunk.sequence,
+                   " is to take hidden states that are held: ", std::string(missing.message()),
+                   "; send it again with its hidden_states");
+  const MutexLock lock(mutex_);
+  absl::Status gone = PositionErrorLocked(absl::StatusCode::kFailedPrecondition, RejectReason::kUnknownHold,
+                                          "hold.hidden_states", message, lane.session_id);
+  Position position = PositionOf(gone).value_or(Position());
+  position.hidden_states_gone = true;
+  AttachPosition(&gone, position);
+  return gone;
+}
+
+void Head::KeepHidden(const LaneAttachment& lane, Chunk& chunk) const {
+  // A chunk that has waited comes again, and what lies in a region costs nothing to be named again.
+  if (!std::exchange(chunk.holds_hidden, false) || chunk.hidden_region.has_value()) return;
+  if (lane.held == nullptr || chunk.holder() != 0) return;
+  chunk.hidden_held = lane.held->Keep(chunk);
+  Counters& counters = *environment_.counters;
+  (chunk.hidden_held ? counters.hidden_states_held : counters.hidden_states_not_held) +=
+      static_cast<uint64_t>(chunk.tokens);
+}
+
 // Checks everything but the chunk's place, and finds its teacher and its regions.
 absl::Status Head::CheckContent(Chunk& chunk, Taught* taught) const {
   const HeadConfig* teacher_config = nullptr;
@@ -176,8 +225,6 @@ absl::Status Head::CheckContent(Chunk& chunk, Taught* taught) const {
   const bool has_lists = chunk.lists.use != ChunkLists::Use::kNone;
   if (status.ok() && has_lists) status = CheckListsHere(chunk);
   if (status.ok()) SortTargets(chunk);
-  // Chunks are not to go apart for what the device cannot do.
-  if (!holds_ || has_lists) chunk.hold = {};
   return status;
 }
 

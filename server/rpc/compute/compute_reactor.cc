@@ -108,7 +108,10 @@ void ComputeReactor::HandleStart(bool attached) {
       absl::StatusOr<engine::LaneAttachment> attachment =
           head_->AttachLane(start.session_id(), start.lane(), shared_from_this());
       status = attachment.status();
-      if (status.ok()) attachment_ = *std::move(attachment);
+      if (status.ok()) {
+        attachment_ = *std::move(attachment);
+        attachment_.held = std::move(session->held);
+      }
     }
   }
   if (status.ok()) {

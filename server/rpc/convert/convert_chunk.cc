@@ -265,7 +265,10 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
     chunk.entropy_gradients = std::move(*inputs.mutable_entropy_gradients());
     chunk.lists = TakeLists(inputs);
   }
-  if (proto.has_hold()) chunk.hold = {.number = proto.hold().number(), .first = proto.hold().first_token()};
+  if (proto.has_hold()) {
+    chunk.hold = {.number = proto.hold().number(), .first = proto.hold().first_token()};
+    chunk.holds_hidden = proto.hold().hidden_states();
+  }
   chunk.window_token = If(proto.has_window_token(), int64_t{proto.window_token()});
   TakePayloads(request, &chunk);
 
@@ -332,6 +335,7 @@ grpc::ByteBuffer ToWire(engine::ChunkAnswer answer) {
   result.set_loss_sum(answer.loss_sum);
   result.set_weight_version(answer.weight_version);
   result.set_teacher_weight_version(answer.teacher_weight_version);
+  result.set_hidden_states_held(answer.hidden_held);
   result.set_dx_dtype(ToProto(answer.dx_type));
   if (answer.returns.bytes() > 0) ToProto(std::move(answer.returns), result.mutable_returns());
   if (answer.z_loss_sum != 0 || answer.correct_tokens != 0 || answer.class_weight_sum != 0 ||

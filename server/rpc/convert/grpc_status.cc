@@ -37,6 +37,7 @@ std::string Details(const absl::Status& status, const std::string& message) {
       replay->set_next_sequence(lane.next_sequence);
     }
     if (position->restores.has_value()) info.set_restores(*position->restores);
+    info.set_hidden_states_gone(position->hidden_states_gone);
     rich.add_details()->PackFrom(info);
   }
   if (delay.has_value()) {

@@ -133,9 +133,14 @@ void LossService::SetAddresses(const std::vector<std::string>& addresses,
 
 absl::Status LossService::Open(const v1::OpenSessionRequest& request, const std::string& trace_id,
                                v1::OpenSessionResponse* response) {
-  const absl::StatusOr<engine::OpenedSession> opened = engine_->OpenSession(
-      request.head(), request.client_key(), request.rank(), request.lanes(),
-      request.deterministic() ? engine::Deterministic::kYes : engine::Deterministic::kNo);
+  const auto deterministic =
+      request.deterministic() ? engine::Deterministic::kYes : engine::Deterministic::kNo;
+  const absl::StatusOr<engine::OpenedSession> opened =
+      engine_->OpenSession(request.head(), {.client_key = request.client_key(),
+                                            .rank = request.rank(),
+                                            .lanes = request.lanes() == 0 ? 1 : request.lanes(),
+                                            .deterministic = deterministic,
+                                            .held_hidden_bytes = request.held_hidden_bytes()});
   if (!opened.ok()) return opened.status();
   const engine::EngineOptions& options = engine_->options();
   const engine::HeadConfig& config = opened->head->config();
@@ -160,6 +165,7 @@ absl::Status LossService::Open(const v1::OpenSessionRequest& request, const std:
   response->set_has_class_weights(config.class_weights != nullptr);
   response->set_frozen(config.weight_gradients == engine::WeightGradients::kFrozen);
   response->set_has_bias(config.bias);
+  response->set_held_hidden_bytes(opened->held_hidden_bytes);
   response->set_restores(opened->info.restores);
   if (opened->info.restored_from.has_value()) response->set_restored_from(*opened->info.restored_from);
   if (placer_ != nullptr) {

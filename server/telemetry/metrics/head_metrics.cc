@@ -83,8 +83,10 @@ constexpr Metric kMemory{"lossd_head_memory_reserved_bytes",
                          "The part of lossd_memory_reserved_bytes that is a head's.",
                          kGauge,
                          {"head", "purpose", "place"}};
-constexpr Metric kStaging{
-    "lossd_head_staging_reserved_bytes", "Credits of a head's open sessions.", kGauge, {"head"}};
+constexpr Metric kStaging{"lossd_head_staging_reserved_bytes",
+                          "Credits of a head's open sessions, and memory for what they hold.",
+                          kGauge,
+                          {"head"}};
 
 struct HeadAtOnce {
   std::shared_ptr<engine::Head> head;

@@ -7,7 +7,8 @@ namespace {
 constexpr Metric kAllQueuedChunks{"lossd_queued_chunks", "Chunks accepted and not yet started.", kGauge};
 constexpr Metric kCreditBytes{
     "lossd_credit_bytes", "Payloads and answers under way: read, and not yet answered on the wire.", kGauge};
-constexpr Metric kAllStaging{"lossd_staging_reserved_bytes", "Credits of all open sessions.", kGauge};
+constexpr Metric kAllStaging{"lossd_staging_reserved_bytes",
+                             "Credits of all open sessions, and memory for what they hold.", kGauge};
 constexpr Metric kStagingLimit{"lossd_staging_limit_bytes", "What the credits of all sessions may come to.",
                                kGauge};
 constexpr Metric kStreams{"lossd_live_streams", "Compute streams.", kGauge};

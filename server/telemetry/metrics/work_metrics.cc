@@ -21,6 +21,11 @@ constexpr Metric kHeldRows{"lossd_held_rows_total",
                            "Rows of batches in two phases that are to be held, by what became of them.",
                            kCounter,
                            {"outcome"}};
+constexpr Metric kHeldHidden{"lossd_held_hidden_states_total",
+                             "Tokens of chunks whose hidden states are to be held, or are to be those that "
+                             "are, by what became of them.",
+                             kCounter,
+                             {"outcome"}};
 constexpr Metric kNonFinite{"lossd_non_finite_total",
                             "What was not finite: chunks rejected for their hidden_states, losses of tokens, "
                             "elements of a gradient that somebody looked at.",
@@ -74,6 +79,11 @@ void CollectWork(const engine::Engine& engine, Exposition& out) {
   out.Add({"held"}, counters.rows_held);
   out.Add({"taken"}, counters.rows_taken);
   out.Add({"recomputed"}, counters.rows_recomputed);
+  out.Begin(kHeldHidden);
+  out.Add({"held"}, counters.hidden_states_held);
+  out.Add({"not_held"}, counters.hidden_states_not_held);
+  out.Add({"taken"}, counters.hidden_states_taken);
+  out.Add({"gone"}, counters.hidden_states_gone);
   out.Begin(kNonFinite);
   out.Add({"hidden_states"}, counters.non_finite_hidden_states);
   out.Add({"loss"}, counters.non_finite_losses);

@@ -31,11 +31,12 @@ Outcome CreateHeadWithClassWeights(Environment& environment, const std::string& 
 }
 
 Outcome OpenSessionWith(Environment& environment, const std::string& head, const std::string& key,
-                        int32_t lanes) {
+                        int32_t lanes, int64_t held_hidden_bytes = 0) {
   v1::OpenSessionRequest request;
   request.set_head(head);
   request.set_client_key(key);
   request.set_lanes(lanes);
+  request.set_held_hidden_bytes(held_hidden_bytes);
   return Call(*environment.stubs().losses, &v1::LossService::Stub::OpenSession, request);
 }
 
@@ -113,6 +114,21 @@ std::vector<Case> CallCases() {
        grpc::StatusCode::RESOURCE_EXHAUSTED,
        {"lanes is 9", "196608 of 262144"},
        RejectReason::kOverload},
+      {"held_hidden_states_beyond_what_is_free",
+       [](Environment& environment) { return OpenSessionWith(environment, "h", "key", 1, 196608); },
+       grpc::StatusCode::RESOURCE_EXHAUSTED,
+       {"held_hidden_bytes is 196608", "credit of 65536", "196608 of 262144"},
+       RejectReason::kOverload},
+      {"held_hidden_states_beyond_all_memory",
+       [](Environment& environment) { return OpenSessionWith(environment, "h", "key", 1, 262145); },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"held_hidden_bytes is 262145", "[0, 262144]", "--staging_bytes"},
+       RejectReason::kOption},
+      {"held_hidden_states_of_fewer_bytes_than_none",
+       [](Environment& environment) { return OpenSessionWith(environment, "h", "key", 1, -1); },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"held_hidden_bytes is -1", "[0, 262144]"},
+       RejectReason::kOption},
       {"no_vocabulary",
        [](Environment& environment) { return CreateHeadWith(environment, "new", 0, 8, kFp32); },
        grpc::StatusCode::INVALID_ARGUMENT,

@@ -204,6 +204,20 @@ std::vector<Case> ContentCases() {
                 chunk.mutable_hold()->set_number(1);
                 chunk.mutable_hold()->set_first_token(-1);
               }),
+      Content("hidden_states_held_for_no_batch", RejectReason::kOption, "hold.number", {"is 0"},
+              [](v1::Chunk& chunk) { chunk.mutable_hold()->set_hidden_states(true); }),
+      Content("hidden_states_of_no_batch", RejectReason::kOption, "hold.number", {"is 0"},
+              [](v1::Chunk& chunk) {
+                chunk.mutable_hold()->set_hidden_states(true);
+                chunk.clear_hidden_states();
+              }),
+      Content("held_hidden_states_with_bad_labels", RejectReason::kLength, "labels", {"holds 1 bytes"},
+              [](v1::Chunk& chunk) {
+                chunk.mutable_hold()->set_number(1);
+                chunk.mutable_hold()->set_hidden_states(true);
+                chunk.clear_hidden_states();
+                chunk.set_labels("x");
+              }),
       Lists("kept_offsets_too_few", RejectReason::kLength, ".offsets", {"holds 128 bytes", "are 136"},
             [](Offsets& offsets, Ids&) { offsets.pop_back(); }),
       Content("kept_ids_of_half_a_token", RejectReason::kLength, "token_inputs.kept_tokens.ids",

@@ -93,6 +93,17 @@ std::vector<Case> StreamCases() {
        grpc::StatusCode::FAILED_PRECONDITION,
        {"sequence is 6", "expects 2"},
        RejectReason::kGap},
+      {"hidden_states_that_are_not_held",
+       [](Environment& environment) {
+         v1::Chunk chunk = environment.Good();
+         chunk.mutable_hold()->set_number(3);
+         chunk.mutable_hold()->set_hidden_states(true);
+         chunk.clear_hidden_states();
+         return environment.Ending(chunk);
+       },
+       grpc::StatusCode::FAILED_PRECONDITION,
+       {"sequence 2", "token 0 of hold 3", "with its hidden_states"},
+       RejectReason::kUnknownHold},
       {"sequence_zero",
        [](Environment& environment) {
          v1::Chunk chunk = environment.Good();

@@ -81,7 +81,7 @@ Chunk EngineFixture::MakeChunk(uint64_t sequence, float scale, uint64_t generati
 }
 
 std::string EngineFixture::Open(const std::string& client_key, int32_t lanes) {
-  const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", client_key, 0, lanes);
+  const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", {client_key, 0, lanes});
   EXPECT_TRUE(opened.ok()) << opened.status();
   return opened->info.session_id;
 }

@@ -3,10 +3,12 @@
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_LANE_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "server/engine/chunk/chunk.h"
+#include "server/engine/chunk/held_hidden_states.h"
 #include "server/engine/chunk/session_marks.h"
 
 namespace lossd::engine {
@@ -32,6 +34,7 @@ struct LaneAttachment {
   uint64_t generation = 0;
   uint64_t session_number = 0;  // among the head's sessions; unlike the id, anybody may see it
   int32_t rank = 0;             // the session's
+  std::shared_ptr<HeldHiddenStates> held = {};  // the session's; null: nothing is held
 };
 
 }  // namespace lossd::engine

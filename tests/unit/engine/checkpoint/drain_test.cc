@@ -36,7 +36,7 @@ TEST_F(DrainTest, DrainedAtAnyPointItEndsAsIfItNeverWas) {
     WriteWeights(1);
     const std::string incarnation = engine_->incarnation();
     const std::string session = Open("d", 3);
-    const std::string plain = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
+    const std::string plain = engine_->OpenSession("h", {"c", 0, 1})->info.session_id;
     int point = 0;
     uint64_t sequence = 1;
     for (uint64_t generation = 1; generation <= 2; ++generation) {
@@ -72,7 +72,7 @@ TEST_F(DrainTest, AFlushGoesOnWhereverItStood) {
   StartEngine(Start::kEmpty);
   CreateHead(WithEverything());
   WriteWeights(1);
-  const std::string session = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
+  const std::string session = engine_->OpenSession("h", {"c", 0, 1})->info.session_id;
   Send(Attach(session), 1, 0, 1);
   const absl::StatusOr<FlushInfo> flush = BeginFlush();
   ASSERT_TRUE(flush.ok());
@@ -98,7 +98,7 @@ TEST_F(DrainTest, BothGradientsOfASealedWindowAreKept) {
     config.double_buffer = true;
     CreateHead(config);
     WriteWeights(1);
-    const LaneAttachment lane = Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id);
+    const LaneAttachment lane = Attach(engine_->OpenSession("h", {"c", 0, 1})->info.session_id);
     Send(lane, 1, 0, 1);
     EXPECT_TRUE(CommitFlush(*head_, BeginFlush()->flush_id).ok());  // the buffers change places
     Send(lane, 2, 10, 2);
@@ -127,7 +127,7 @@ TEST_F(DrainTest, AWindowThatIsReopenedIsAsOldAsWhatTheNextOneHeld) {
   config.double_buffer = true;
   CreateHead(config);
   WriteWeights(1);
-  const LaneAttachment lane = Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id);
+  const LaneAttachment lane = Attach(engine_->OpenSession("h", {"c", 0, 1})->info.session_id);
   ASSERT_TRUE(BeginFlush().ok()) << "of a window that is empty";
   Send(lane, 1, 0, 2);
   DrainAndGoOn();
@@ -143,7 +143,7 @@ TEST_F(DrainTest, AStepThatWasTakenAnswersTheSameAndIsNotTakenAgain) {
   StartEngine(Start::kEmpty);
   CreateHead(WithEverything());
   WriteWeights(1);
-  Send(Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id), 1, 0, 1);
+  Send(Attach(engine_->OpenSession("h", {"c", 0, 1})->info.session_id), 1, 0, 1);
   engine_->WaitIdle();
   const std::vector<SessionMarks> marks = head_->Info().window_marks;
   const absl::StatusOr<StepResult> step = StepWith(1, marks, 0.1);
@@ -163,7 +163,7 @@ TEST_F(DrainTest, AfterAKillTheNewestCheckpointIsThereUnderAnotherIncarnation) {
   CreateHead(WithEverything());
   WriteWeights(1);
   const std::string incarnation = engine_->incarnation();
-  const std::string session = engine_->OpenSession("h", "c", 0, 2)->info.session_id;
+  const std::string session = engine_->OpenSession("h", {"c", 0, 2})->info.session_id;
   const LaneAttachment lane = Attach(session, 1);
   Send(lane, 1, 0, 1);
   Send(lane, 2, 10, 1);
@@ -177,13 +177,13 @@ TEST_F(DrainTest, AfterAKillTheNewestCheckpointIsThereUnderAnotherIncarnation) {
   EXPECT_EQ(restored_->at(0).tag, "new");
   EXPECT_NE(engine_->incarnation(), incarnation);
   EXPECT_EQ(Look(), saved);
-  const absl::StatusOr<OpenedSession> again = engine_->OpenSession("h", "c", 0, 2);
+  const absl::StatusOr<OpenedSession> again = engine_->OpenSession("h", {"c", 0, 2});
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->info.session_id, session);
   EXPECT_EQ(again->info.lanes[1].accepted, 3U);
   EXPECT_EQ(again->info.restores, 1U);
   // Who replays the window under another name does not get it counted twice: the flush must name both.
-  const std::string naive = engine_->OpenSession("h", "naive", 0, 1)->info.session_id;
+  const std::string naive = engine_->OpenSession("h", {"naive", 0, 1})->info.session_id;
   const LaneAttachment replay = Attach(naive);
   for (uint64_t sequence = 1; sequence <= 3; ++sequence) Send(replay, sequence, 0, 1);
   std::promise<absl::Status> refused;
@@ -198,7 +198,7 @@ TEST_F(DrainTest, AConsumedDrainIsStillTheNewestCheckpointAfterAKill) {
   StartEngine(Start::kEmpty);
   CreateHead(WithEverything());
   WriteWeights(1);
-  Send(Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id), 1, 0, 1);
+  Send(Attach(engine_->OpenSession("h", {"c", 0, 1})->info.session_id), 1, 0, 1);
   const Content before = Look();
   DrainAndGoOn();
   const std::string incarnation = engine_->incarnation();
@@ -243,7 +243,7 @@ TEST_F(DrainTest, AHeadThatCannotBeSavedKeepsNoOtherFromItAndGoesBackToItsNewest
   ASSERT_TRUE(engine_->SaveCheckpoint("broken", "a").ok());
   CreateHead(WithEverything());
   WriteWeights(1);
-  Send(Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id), 1, 0, 1);
+  Send(Attach(engine_->OpenSession("h", {"c", 0, 1})->info.session_id), 1, 0, 1);
   const Content before = Look();
   std::filesystem::rename(folder_ / "heads/broken", folder_ / "aside");
   CheckpointFolder::Write(folder_ / "heads/broken", "no folder");
@@ -269,7 +269,7 @@ TEST_F(DrainTest, NothingEndsAWindowWhileTheServerDrains) {
   StartEngine(Start::kEmpty);
   CreateHead(WithEverything());
   WriteWeights(1);
-  Send(Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id), 1, 0, 1);
+  Send(Attach(engine_->OpenSession("h", {"c", 0, 1})->info.session_id), 1, 0, 1);
   const Content before = Look();
   engine_->BeginDrain();
   EXPECT_EQ(BeginFlush().status().code(), absl::StatusCode::kUnavailable);

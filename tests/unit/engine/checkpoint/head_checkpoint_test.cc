@@ -23,7 +23,7 @@ class HeadCheckpointTest : public CheckpointTest {
     WriteWeights(1);
   }
   LaneAttachment OpenPlain(const std::string& client) {
-    const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", client, 0, 1);
+    const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", {client, 0, 1});
     EXPECT_TRUE(opened.ok()) << opened.status();
     return Attach(opened->info.session_id);
   }
@@ -55,7 +55,7 @@ TEST_F(HeadCheckpointTest, ARestoredHeadIsWhatItWasAndGoesOnAsIfNothingHadBeenIn
   EXPECT_EQ(restored->tag, "a");
   EXPECT_EQ(Look(), before);
   // The session is known, as it was.
-  const absl::StatusOr<OpenedSession> again = engine_->OpenSession("h", "c", 0, 1);
+  const absl::StatusOr<OpenedSession> again = engine_->OpenSession("h", {"c", 0, 1});
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->info.session_id, lane.session_id);
   EXPECT_EQ(again->info.lanes[0].accepted, 3U);

@@ -54,7 +54,7 @@ class ParkingTest : public CheckpointTest {
   }
   absl::StatusOr<OpenedSession> OpenOf(const std::string& client,
                                        Deterministic deterministic = Deterministic::kNo) {
-    return Ask([&] { return engine_->OpenSession("h", client, 0, 1, deterministic); });
+    return Ask([&] { return engine_->OpenSession("h", {client, 0, 1, deterministic}); });
   }
   void BringBack() {
     const absl::StatusOr<std::shared_ptr<Head>> back = Find();
@@ -160,7 +160,7 @@ TEST_F(ParkingTest, WhoeverWantsItBringsItBack) {
     Park();
   };
   Park();
-  ExpectError(engine_->OpenSession("h", "c", 0, 1).status(), absl::StatusCode::kUnavailable, "ask again");
+  ExpectError(engine_->OpenSession("h", {"c", 0, 1}).status(), absl::StatusCode::kUnavailable, "ask again");
   const absl::StatusOr<OpenedSession> opened = OpenOf("c");
   ASSERT_TRUE(opened.ok()) << opened.status();
   ASSERT_TRUE(engine_->CloseSession(opened->info.session_id).ok());
@@ -184,7 +184,7 @@ TEST_F(ParkingTest, WhoeverWantsItBringsItBack) {
 }
 
 TEST_F(ParkingTest, AHeadThatIsInUseStaysWhereItIsAndSaysWhy) {
-  const std::string session = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
+  const std::string session = engine_->OpenSession("h", {"c", 0, 1})->info.session_id;
   ExpectError(engine_->ParkHead("h").status(), absl::StatusCode::kFailedPrecondition, "1 open session;");
   Send(Attach(session), 1, 0, 1);
   engine_->WaitIdle();
@@ -210,7 +210,7 @@ TEST_F(ParkingTest, AHeadThatIsInUseStaysWhereItIsAndSaysWhy) {
 }
 
 TEST_F(ParkingTest, GradientsOfDeterministicSessionsAreNotParked) {
-  const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", "d", 0, 1, Deterministic::kYes);
+  const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", {"d", 0, 1, Deterministic::kYes});
   ASSERT_TRUE(opened.ok()) << opened.status();
   Submit(Attach(opened->info.session_id), DeterministicTest::MakeChunk(1, 0, kMostTokens));
   engine_->WaitIdle();
@@ -222,7 +222,7 @@ TEST_F(ParkingTest, GradientsOfDeterministicSessionsAreNotParked) {
 
 TEST_F(ParkingTest, ToBeRefusedDoesNotChangeTheBitsOfADeterministicSession) {
   const auto gradient = [this](bool asked) {
-    const std::string session = engine_->OpenSession("h", "d", 0, 1, Deterministic::kYes)->info.session_id;
+    const std::string session = engine_->OpenSession("h", {"d", 0, 1, Deterministic::kYes})->info.session_id;
     const LaneAttachment lane = Attach(session);
     const uint64_t generation = head_->Info().generation;
     // Tiles of 16 tokens are cut by chunks of 10.

@@ -98,7 +98,7 @@ TEST_F(RestoringTest, TheEndOfAFlushMeanwhileIsTurnedAwayAndTouchesNoGradient) {
 }
 
 TEST_F(RestoringTest, ADeterministicSessionThatIsClosedMeanwhileComesBack) {
-  const auto opened = fixture_.engine->OpenSession("h", "d", 1, 1, Deterministic::kYes);
+  const auto opened = fixture_.engine->OpenSession("h", {"d", 1, 1, Deterministic::kYes});
   ASSERT_TRUE(opened.ok()) << opened.status();
   const std::string session = opened->info.session_id;
   ASSERT_TRUE(fixture_.engine->SaveCheckpoint("h", "b").ok());

@@ -100,7 +100,7 @@ TEST_F(CopiesTest, ACopyHasWeightsVersionAndOptimizerButNoWindow) {
   EXPECT_EQ(WeightOf(*copy->head), -3);
 
   // The copy has that moment, too.
-  const std::string session = engine->OpenSession("copy", "of copy", 0, 1)->info.session_id;
+  const std::string session = engine->OpenSession("copy", {"of copy", 0, 1})->info.session_id;
   const auto listener = std::make_shared<RecordingListener>();
   Chunk chunk = MakeChunk(1, 5);
   ASSERT_TRUE(copy->head->Submit(*copy->head->AttachLane(session, 0, listener), chunk, [] {}).ok());

@@ -82,7 +82,7 @@ class DeterministicTest : public ::testing::Test {
   }
 
   absl::StatusOr<OpenedSession> TryOpen(const std::string& client, int32_t rank, int32_t lanes = 1) {
-    return engine_->OpenSession("h", client, rank, lanes, Deterministic::kYes);
+    return engine_->OpenSession("h", {client, rank, lanes, Deterministic::kYes});
   }
   std::string Open(const std::string& client, int32_t rank, int32_t lanes = 1) {
     const absl::StatusOr<OpenedSession> opened = TryOpen(client, rank, lanes);

@@ -28,7 +28,7 @@ class DeterministicRecallTest : public EngineFixture, public ::testing::Test {
                                          .hidden_size = kTeacherHidden,
                                          .weight_type = kernels::DataType::kFloat32}));
     }
-    const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", "d", 0, 1, Deterministic::kYes);
+    const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", {"d", 0, 1, Deterministic::kYes});
     EXPECT_TRUE(opened.ok()) << opened.status();
     lane_ = Attach(opened->info.session_id, listener_);
   }

@@ -83,7 +83,7 @@ class DeterministicTeachingTest : public DeterministicTest {
     }
     return kTokens;
   }
-  std::string OpenPlain() { return engine_->OpenSession("h", "plain", 9, 1)->info.session_id; }
+  std::string OpenPlain() { return engine_->OpenSession("h", {"plain", 9, 1})->info.session_id; }
   std::vector<float> Settled() {
     engine_->WaitIdle();
     return Flush();
@@ -336,7 +336,7 @@ TEST_F(DeterministicTeachingTest, HeadsTeachEachOtherWhileTheyAreWrittenAndDelet
       CreateTeacher("pupil", kHidden);
       const std::shared_ptr<Head> pupil = *engine_->FindHead("pupil");
       const absl::StatusOr<OpenedSession> opened =
-          engine_->OpenSession("pupil", "other", 0, 1, Deterministic::kYes);
+          engine_->OpenSession("pupil", {"other", 0, 1, Deterministic::kYes});
       EXPECT_TRUE(opened.ok()) << opened.status();
       const auto listener = std::make_shared<RecordingListener>();
       const LaneAttachment lane = *pupil->AttachLane(opened->info.session_id, 0, listener);

@@ -100,7 +100,8 @@ TEST_F(DeterministicTest, WithoutItTheBitsDependOnTheCuts) {
   // What the test above would be worth little without.
   std::vector<std::vector<float>> gradients;
   for (const int64_t most : {kMostTokens, int64_t{5}}) {
-    const std::string session = engine_->OpenSession("h", "c" + std::to_string(most), 0, 1)->info.session_id;
+    const std::string session =
+        engine_->OpenSession("h", {"c" + std::to_string(most), 0, 1})->info.session_id;
     const LaneAttachment lane = Attach(session);
     uint64_t sequence = 1;
     for (int64_t place = 0; place < kTokens;) {
@@ -141,15 +142,15 @@ TEST_F(DeterministicTest, RanksMustDiffer) {
   EXPECT_THAT(status.message(), HasSubstr("rank is 4"));
   EXPECT_THAT(status.message(), HasSubstr("'first'"));
   EXPECT_THAT(status.message(), HasSubstr("'second'"));
-  EXPECT_TRUE(engine_->OpenSession("h", "another kind", 4, 1).ok()) << "whose dW is the head's";
+  EXPECT_TRUE(engine_->OpenSession("h", {"another kind", 4, 1}).ok()) << "whose dW is the head's";
   EXPECT_TRUE(TryOpen("first", 4).ok()) << "is the same session";
   EXPECT_TRUE(TryOpen("second", 5).ok());
 }
 
 TEST_F(DeterministicTest, ASessionIsDeterministicOrNot) {
   Open("c", 0);
-  EXPECT_EQ(engine_->OpenSession("h", "c", 0, 1).status().code(), absl::StatusCode::kInvalidArgument);
-  ASSERT_TRUE(engine_->OpenSession("h", "d", 1, 1).ok());
+  EXPECT_EQ(engine_->OpenSession("h", {"c", 0, 1}).status().code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(engine_->OpenSession("h", {"d", 1, 1}).ok());
   const absl::Status status = TryOpen("d", 1).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("deterministic is true"));
@@ -245,7 +246,7 @@ TEST_F(DeterministicTest, TheMemoryIsReservedWithTheSessionAndRefusedWithATable)
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("a deterministic session of head h"));
   EXPECT_THAT(status.message(), HasSubstr("gradient"));
-  EXPECT_TRUE(engine_->OpenSession("h", "c", 0, 1).ok());
+  EXPECT_TRUE(engine_->OpenSession("h", {"c", 0, 1}).ok());
 }
 
 TEST_F(DeterministicTest, WhatAClosedSessionAddedIsFlushedAndItsMemoryThenGivenBack) {
@@ -293,7 +294,7 @@ TEST_F(DeterministicTest, RowsAreAddedWithTheWeightsTheyWereAnsweredWith) {
   engine_->WaitIdle();
   const std::vector<float> gradient = Flush();
   Create({});
-  const std::string session = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
+  const std::string session = engine_->OpenSession("h", {"c", 0, 1})->info.session_id;
   const LaneAttachment eager = Attach(session);
   Submit(eager, MakeChunk(1, 0, 10));
   engine_->WaitIdle();

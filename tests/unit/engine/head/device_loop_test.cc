@@ -285,7 +285,7 @@ TEST_F(FailureTest, AFailureEndsEveryHeadAndEveryChunkOnce) {
   second->CommitWrite(write, [](const absl::StatusOr<uint64_t>&) {});
   engine->WaitIdle();
   const LaneAttachment lane = Attach(Open("c"), listener_);
-  const std::string session = engine->OpenSession("h2", "c", 0, 1)->info.session_id;
+  const std::string session = engine->OpenSession("h2", {"c", 0, 1})->info.session_id;
   const LaneAttachment second_lane = *second->AttachLane(session, 0, other_);
   gate.Hold();
   Submit(lane, FullChunk(1, 1));

@@ -226,7 +226,7 @@ TEST_F(DoubleBufferTest, ChunksOfTheNextWindowWaitWhileThisOneIsSealed) {
 }
 
 TEST_F(DoubleBufferTest, ChunksOfDeterministicSessionsWaitForTheCommit) {
-  const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", "d", 0, 1, Deterministic::kYes);
+  const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", {"d", 0, 1, Deterministic::kYes});
   ASSERT_TRUE(opened.ok()) << opened.status();
   const LaneAttachment lane = Attach(opened->info.session_id, listener_);
   Chunk first = MakeChunk(1, 8);

@@ -32,7 +32,7 @@ class FixedSegmentsTest : public ::testing::Test, protected EngineFixture {
       : EngineFixture(std::move(options), {.fixed_segments = device_has_them}, std::move(config)) {}
 
   LaneAttachment OpenDeterministic() {
-    const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", "d", 0, 1, Deterministic::kYes);
+    const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", {"d", 0, 1, Deterministic::kYes});
     EXPECT_TRUE(opened.ok()) << opened.status();
     return Attach(opened->info.session_id, listener_);
   }

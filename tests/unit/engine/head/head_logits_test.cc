@@ -216,7 +216,7 @@ TEST_F(HeadLogitsTest, AreNotTakenByAServerThatGoesAway) {
 TEST_F(HeadLogitsTest, ADeviceThatFailsEndsTheHead) {
   gate.Fail();
   EXPECT_FALSE(Logits(*head, Request()).ok());
-  EXPECT_EQ(engine->OpenSession("h", "c", 0, 1).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(engine->OpenSession("h", {"c", 0, 1}).status().code(), absl::StatusCode::kInternal);
 }
 
 // Two rows of hidden states, or of logits, are the limit.

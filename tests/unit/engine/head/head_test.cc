@@ -186,7 +186,7 @@ TEST_F(HeadTest, DrainWakesWaitingChunksAndRefusesNewOnes) {
   engine->BeginDrain();
   resumed.get_future().wait();
   EXPECT_EQ(head->Submit(lane, chunk, [] {}).status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(engine->OpenSession("h", "late", 0, 1).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(engine->OpenSession("h", {"late", 0, 1}).status().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(HeadTest, WeightsArePublishedOnceAllRowsCameAndOldStreamsWriteNoMore) {
@@ -249,17 +249,17 @@ TEST_F(HeadTest, ADeletedHeadGivesItsMemoryBackThoughOneStillHoldsIt) {
 }
 
 TEST_F(HeadTest, OnlyTheCallThatMakesASessionSaysThatItIsNew) {
-  const auto is_new = [this] { return engine->OpenSession("h", "c", 0, 2)->is_new; };
+  const auto is_new = [this] { return engine->OpenSession("h", {"c", 0, 2})->is_new; };
   EXPECT_TRUE(is_new());
   EXPECT_FALSE(is_new());
-  ASSERT_TRUE(engine->CloseSession(engine->OpenSession("h", "c", 0, 2)->info.session_id).ok());
+  ASSERT_TRUE(engine->CloseSession(engine->OpenSession("h", {"c", 0, 2})->info.session_id).ok());
   EXPECT_TRUE(is_new());
 }
 
 TEST_F(HeadTest, ClosedSessionsThatTheWindowRemembersAreBoundedUntilItEnds) {
   absl::Status refused;
   for (int i = 0; i < 10000 && refused.ok(); ++i) {
-    const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", "c", 0, 1);
+    const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", {"c", 0, 1});
     refused = opened.status();
     if (!opened.ok()) break;
     Submit(Attach(opened->info.session_id, listener_), MakeChunk(1, 1));
@@ -271,7 +271,7 @@ TEST_F(HeadTest, ClosedSessionsThatTheWindowRemembersAreBoundedUntilItEnds) {
   const absl::StatusOr<FlushInfo> flush = BeginFlush(1, Marks());
   ASSERT_TRUE(flush.ok()) << flush.status();
   ASSERT_TRUE(CommitFlush(*head, flush->flush_id).ok());
-  EXPECT_TRUE(engine->OpenSession("h", "c", 0, 1).ok());
+  EXPECT_TRUE(engine->OpenSession("h", {"c", 0, 1}).ok());
 }
 
 TEST_F(HeadTest, AGradientThatAFailedDeviceLeftHalfAddedIsNeverHandedOut) {

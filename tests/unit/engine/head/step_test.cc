@@ -392,7 +392,7 @@ TEST_F(StepTest, AHeadThatTeachesHasTheNewVersion) {
   config.name = "student";
   const std::shared_ptr<Head> student = *engine->CreateHead(config);
   WriteWeights(*student);
-  const absl::StatusOr<OpenedSession> session = engine->OpenSession("student", "s", 0, 1);
+  const absl::StatusOr<OpenedSession> session = engine->OpenSession("student", {"s", 0, 1});
   const LaneAttachment lane = *student->AttachLane(session->info.session_id, 0, listener_);
   Chunk chunk = MakeChunk(1, 1);
   chunk.options.distillation = ChunkDistillation{.teacher = "h"};
@@ -495,7 +495,7 @@ TEST_F(StepTest, GradientsOfDeterministicSessionsAreInIt) {
   std::vector<LaneAttachment> lanes;
   for (int32_t rank = 0; rank < 2; ++rank) {
     const absl::StatusOr<OpenedSession> opened =
-        engine->OpenSession("h", "d" + std::to_string(rank), rank, 1, Deterministic::kYes);
+        engine->OpenSession("h", {"d" + std::to_string(rank), rank, 1, Deterministic::kYes});
     ASSERT_TRUE(opened.ok()) << opened.status();
     lanes.push_back(Attach(opened->info.session_id, std::make_shared<RecordingListener>()));
   }

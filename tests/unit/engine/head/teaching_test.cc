@@ -290,7 +290,7 @@ TEST_F(TeachingTest, HeadsTeachEachOtherWhileTheyAreWrittenAndDeleted) {
   std::thread owner([&] {
     while (!over) {
       const std::shared_ptr<Head> teacher = MakeTeacher();
-      const absl::StatusOr<OpenedSession> session = engine->OpenSession("t", "other", 0, 1);
+      const absl::StatusOr<OpenedSession> session = engine->OpenSession("t", {"other", 0, 1});
       const auto listener = std::make_shared<RecordingListener>();
       const LaneAttachment lane = *teacher->AttachLane(session->info.session_id, 0, listener);
       for (uint64_t sequence = 1; sequence <= 5; ++sequence) {

@@ -199,7 +199,7 @@ TEST(EngineMemory, EveryPurposeIsThereAndThePartsAddUp) {
   ASSERT_TRUE(engine->CreateHead({"b", 100, 16, kernels::DataType::kBFloat16}).ok());
   for (const int32_t rank : {0, 1}) {
     const auto session =
-        engine->OpenSession("a", "client " + std::to_string(rank), rank, 1, Deterministic::kYes);
+        engine->OpenSession("a", {"client " + std::to_string(rank), rank, 1, Deterministic::kYes});
     ASSERT_TRUE(session.ok()) << session.status();
   }
   const auto region = engine->regions().Create(RegionKind::kSystem, kRegion);
@@ -241,7 +241,7 @@ TEST(EngineMemory, WhatIsReservedIsWhatTheProcessTakes) {
 
   const auto head = engine->CreateHead(FullHead("a"));
   ASSERT_TRUE(head.ok()) << head.status();
-  ASSERT_TRUE(engine->OpenSession("a", "client", 0, 1, Deterministic::kYes).ok());
+  ASSERT_TRUE(engine->OpenSession("a", {"client", 0, 1, Deterministic::kYes}).ok());
   const auto region = engine->regions().Create(RegionKind::kSystem, kRegion);
   ASSERT_TRUE(region.ok()) << region.status();
   // The weights take their memory with the first version, the staged ones with the next.
@@ -305,10 +305,10 @@ TEST(EngineMemory, TheQuotaRefusesHeadsAndSessionsAndLeavesNothingBehind) {
   EXPECT_EQ(engine->budget().reserved(), 8 << 20);
 
   ASSERT_TRUE(engine->CreateHead(config).ok()) << "its quota is exactly what it needs";
-  const absl::Status session = engine->OpenSession("a", "client", 0, 1, Deterministic::kYes).status();
+  const absl::Status session = engine->OpenSession("a", {"client", 0, 1, Deterministic::kYes}).status();
   EXPECT_EQ(session.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(session.message()), HasSubstr("a deterministic session of head a"));
-  EXPECT_TRUE(engine->OpenSession("a", "client", 0, 1).ok());
+  EXPECT_TRUE(engine->OpenSession("a", {"client", 0, 1}).ok());
   EXPECT_EQ(engine->budget().reserved(), head_bytes + (8 << 20));
   HeadConfig other = config;
   other.name = "b";
@@ -324,18 +324,18 @@ TEST(EngineMemory, AHeadsShareOfStagingLeavesRoomForOthers) {
   for (const char* name : {"a", "b"}) {
     ASSERT_TRUE(engine->CreateHead({name, 100, 16, kernels::DataType::kFloat32}).ok());
   }
-  const auto first = engine->OpenSession("a", "first", 0, 1);
+  const auto first = engine->OpenSession("a", {"first", 0, 1});
   ASSERT_TRUE(first.ok()) << first.status();
-  ASSERT_TRUE(engine->OpenSession("a", "second", 1, 1).ok());
-  const absl::Status refused = engine->OpenSession("a", "third", 2, 1).status();
+  ASSERT_TRUE(engine->OpenSession("a", {"second", 1, 1}).ok());
+  const absl::Status refused = engine->OpenSession("a", {"third", 2, 1}).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--head_staging_bytes"));
-  EXPECT_TRUE(engine->OpenSession("a", "second", 1, 1).ok()) << "it is open";
-  EXPECT_TRUE(engine->OpenSession("b", "first", 0, 2).ok());
+  EXPECT_TRUE(engine->OpenSession("a", {"second", 1, 1}).ok()) << "it is open";
+  EXPECT_TRUE(engine->OpenSession("b", {"first", 0, 2}).ok());
   EXPECT_EQ(engine->StagingByHead(), (std::map<std::string, int64_t>{{"a", 2 << 20}, {"b", 2 << 20}}));
   EXPECT_EQ(engine->staging_reserved(), 4 << 20);
   ASSERT_TRUE(engine->CloseSession(first->info.session_id).ok());
-  EXPECT_TRUE(engine->OpenSession("a", "third", 2, 1).ok());
+  EXPECT_TRUE(engine->OpenSession("a", {"third", 2, 1}).ok());
 }
 
 }  // namespace

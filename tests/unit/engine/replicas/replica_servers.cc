@@ -100,7 +100,7 @@ void ReplicaServer::CreateHead(const HeadConfig& config) {
 
 absl::Status ReplicaServer::OpenSession() {
   const std::string client_key = absl::StrCat("client ", engine_->options().place.replica);
-  const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", client_key, 0, 1);
+  const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", {client_key, 0, 1});
   if (!opened.ok()) return opened.status();
   sequence_ = opened->info.lanes[0].accepted;
   sent_ = 0;
