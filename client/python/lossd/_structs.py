@@ -167,6 +167,7 @@ class SessionOptions(c.Structure):
         ("chunk_bytes", c.c_int64),
         ("deterministic", c.c_int32),
         ("lanes_at_target", c.c_int32),
+        ("held_hidden_bytes", c.c_int64),
     ]
 
 

@@ -253,11 +253,14 @@ class Head:
         chunk_bytes: int = 0,
         deterministic: bool = False,
         spread_lanes: bool = True,
+        held_hidden_bytes: int = 0,
     ) -> Session:
         """client_key: names this client, so that a restarted process resumes the session; "": random. lanes:
         connections that a large batch is spread over, 0: by size. chunk_bytes: 0: by device. deterministic: what it
         adds to dW is bitwise independent of chunks, lanes and repeats; ranks of a head's sessions must differ then.
         spread_lanes: where heads lie over several devices, lanes are opened at each of the processes that have these.
+        held_hidden_bytes: memory of the server's host in which it holds the hidden states of batches with a `hold`, so
+        that their second phase does not send them again (docs/losses.md); ResourceExhaustedError if it has not so much.
 
         Raises WindowLostError, once, if a session that this client had under client_key is gone with what it had added
         to the window, since its server or replica was lost: open it again, and compute its batches of the window again.
@@ -269,10 +272,13 @@ class Head:
         options.chunk_bytes = integer(chunk_bytes, "chunk_bytes")
         options.deterministic = bool(deterministic)
         options.lanes_at_target = not spread_lanes
+        options.held_hidden_bytes = integer(held_hidden_bytes, "held_hidden_bytes")
         pointer = c.c_void_p()
         with self._core.handle as head:
             library().call("lossd_head_open_session", head, c.byref(options), c.byref(pointer))
-        return Session(self, self._core, pointer.value, deterministic=deterministic)
+        return Session(
+            self, self._core, pointer.value, deterministic=deterministic, held_hidden_bytes=int(held_hidden_bytes)
+        )
 
     def marks(self) -> list[str]:
         """What None stands for where marks are asked for."""

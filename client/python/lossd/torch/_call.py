@@ -66,10 +66,14 @@ class LossCall:
     ) -> Values:
         """`again`: whether the same tokens probably come back for their gradients."""
         tokens = self.tokens(hidden, labels, weights)
-        hold = next(_holds) if again and declared is None and self.head.head.config.held_bytes > 0 else 0
+        hold = next(_holds) if again and declared is None and self._holds() else 0
         return forward_pass(
             self.head, tokens, self.options, self.class_weight_sum, self.returns, declared, dx_dtype, self.top_k, hold
         )
+
+    def _holds(self) -> bool:
+        """Whether anything of a first pass may be kept for a second."""
+        return self.head.head.config.held_bytes > 0 or self.head.session.held_hidden_bytes > 0
 
     def outputs(self, values: Values, device: torch.device) -> tuple[Tensor | None, ...]:
         """The loss, the log-sum-exps, the z-loss, the entropies, and the values asked for."""

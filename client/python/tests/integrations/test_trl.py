@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
+import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +175,35 @@ def test_grpo_trains_as_with_the_local_head(
     assert head.head.info().optimizer_steps == STEPS
 
 
+class CountingServer:
+    """A server that tells what its clients have sent it."""
+
+    def __init__(self) -> None:
+        self._server = lossd.launch("cpu", memory_limit_bytes=1 << 30, args=["--metrics_listen=127.0.0.1:0"])
+
+    def __enter__(self) -> CountingServer:
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.__exit__(None, None, None)
+
+    def client(self) -> lossd.Client:
+        return self._server.client()
+
+    def counts(self, metric: str) -> dict[str, int]:
+        """By the metric's only label."""
+        ports = Path(self._server.target.removeprefix("unix:")).with_name("ports.json")
+        port = json.loads(ports.read_text())["metrics"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+            text = response.read().decode()
+        found = re.findall(rf'^{metric}{{\w+="(\w+)"}} (\d+)', text, re.MULTILINE)
+        return {label: int(count) for label, count in found}
+
+
 @pytest.mark.parametrize("method", ["dpo", "grpo"])
-def test_fifty_steps_stay_those_of_the_local_head(
-    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, method: str
-) -> None:
-    """Rounding does not add up: nor do the completions that are drawn become others."""
+def test_fifty_steps_stay_those_of_the_local_head(name: str, tmp_path: Path, tokenizer: Any, method: str) -> None:
+    """Rounding does not add up: nor do the completions that are drawn become others. And hidden states travel once."""
 
     def trainer_of(model: Any) -> transformers.Trainer:
         if method == "dpo":
@@ -185,11 +212,16 @@ def test_fifty_steps_stay_those_of_the_local_head(
 
     local = build("llama")
     model = twin(local)
-    head = patch(model, client=client, name=name, optimizer=lossd.SGD())
-    got, want = (log_of(trainer_of(each)) for each in (model, local))
+    with CountingServer() as server, server.client() as client:
+        held = {"held_hidden_bytes": 1 << 20}
+        head = patch(model, client=client, name=name, optimizer=lossd.SGD(), session_options=held)
+        got, want = (log_of(trainer_of(each)) for each in (model, local))
+        assert head.head.info().optimizer_steps == 50
+        tokens = server.counts("lossd_held_hidden_states_total")
+        assert tokens["taken"] == tokens["held"] > 0
+        assert tokens["gone"] == tokens["not_held"] == 0
     assert_same(got, want, steps=50)
     assert method == "grpo" or got[-1]["loss"] < 0.1 * got[0]["loss"]
-    assert head.head.info().optimizer_steps == 50
 
 
 EVERYTHING = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")

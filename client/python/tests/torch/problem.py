@@ -28,6 +28,7 @@ class HeadSpec:
     frozen: bool = False
     deterministic: bool = False
     held_bytes: int = 0
+    held_hidden_bytes: int = 0
 
 
 class TestHead:
@@ -58,7 +59,7 @@ class TestHead:
             frozen=spec.frozen,
             held_bytes=spec.held_bytes,
             class_weights=None if weights is None else weights.numpy(),
-            session_options={"deterministic": spec.deterministic},
+            session_options={"deterministic": spec.deterministic, "held_hidden_bytes": spec.held_hidden_bytes},
         )
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:

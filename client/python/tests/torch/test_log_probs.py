@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from problem import VOCABULARY, Reference, TestHead, check_weight_gradient, distance, hidden_states, labels, tolerance
+from problem import (
+    HIDDEN,
+    VOCABULARY,
+    Reference,
+    TestHead,
+    check_weight_gradient,
+    distance,
+    hidden_states,
+    labels,
+    tolerance,
+)
 from torch import Tensor
 
 from lossd.torch import linear_cross_entropy, token_log_probs
@@ -127,6 +137,33 @@ def test_both_passes_name_what_the_first_has_left(heads: Any, monkeypatch: pytes
     assert sent[4:] == [0], "no second pass comes of it"
     check(heads(), hidden_states(9), labels(9), policy)
     assert sent[5:] == [0, 0], "the head has no room"
+    check(heads(held_hidden_bytes=1 << 16), hidden_states(9), labels(9), policy)
+    assert sent[7] == sent[8] != 0, "its session has, for hidden states"
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("tokens_held", [9, 4])
+def test_hidden_states_that_are_held_change_nothing(heads: Any, tokens_held: int, deterministic: bool) -> None:
+    head = heads(held_hidden_bytes=4 * HIDDEN * tokens_held, deterministic=deterministic)
+    assert head.remote.session.held_hidden_bytes == 4 * HIDDEN * tokens_held
+    for _ in range(2):
+        check(head, hidden_states(9), labels(9), policy)
+
+
+def test_two_batches_between_their_passes(heads: Any) -> None:
+    head = heads(held_hidden_bytes=1 << 16)
+    first, second = hidden_states(9), hidden_states(7)
+    target = labels(16)
+    reference = Reference(head, torch.cat([first, second]).detach().requires_grad_())
+    losses = [
+        -token_log_probs(hidden, part, head.remote).sum()
+        for hidden, part in ((first, target[:9]), (second, target[9:]))
+    ]
+    (2.0 * losses[0] + losses[1]).backward()
+    log_probs, _ = reference_of(reference, target)
+    (-2.0 * log_probs[:9].sum() - log_probs[9:].sum()).backward()
+    assert distance(torch.cat([first.grad, second.grad]), reference.x.grad) < tolerance(head, first)
+    check_weight_gradient(head, head.gradients()[0], reference.weight.grad)
 
 
 def test_gradcheck(heads: Any) -> None:
