@@ -45,6 +45,7 @@ class Kind:
     sessions: int = 1
     steps: bool = False
     deterministic: bool = False
+    held_hidden_bytes: int = 0  # of each session; with them, batches have two phases
     head: dict[str, Any] = field(default_factory=dict)
     reconnect_timeout: float = 120
     call_timeout: float = 60
@@ -58,6 +59,8 @@ KINDS = {
     "steps": Kind(lanes=2, steps=True),
     "impatient_steps": Kind(steps=True, reconnect_timeout=0.1, call_timeout=1),
     "pair": Kind(sessions=2, dtype="bfloat16", head={"double_buffer": True}),
+    "phases": Kind(dtype="bfloat16", lanes=2, held_hidden_bytes=1 << 16),
+    "deterministic_phases": Kind(lanes=2, deterministic=True, held_hidden_bytes=1 << 14),
 }
 
 
@@ -112,6 +115,7 @@ class FaultTrainer(Client):
         self.tag, self.saved = "", None
         self.incarnation, self.kills_seen = "", 0
         self.client: lossd.Client | None = None
+        self.holds = 0
         self.later: list[list[Batch]] | None = None  # while a flush holds the window: what each session has in the next one
 
     # Calls
@@ -201,7 +205,8 @@ class FaultTrainer(Client):
 
     def open_session(self, number: int) -> lossd.Session:
         return self.again(self.head.open_session, client_key=f"{self.head_name}/{number}", rank=number,
-                          lanes=self.work_as.lanes, chunk_bytes=2048, deterministic=self.work_as.deterministic)
+                          lanes=self.work_as.lanes, chunk_bytes=2048, deterministic=self.work_as.deterministic,
+                          held_hidden_bytes=self.work_as.held_hidden_bytes)
 
     def finish(self) -> None:
         self.consume()
@@ -261,6 +266,9 @@ class FaultTrainer(Client):
     def send(self, batches: list[Batch], places: list[int]) -> None:
         oracle = Oracle(self.state.weights)
         options = [self.batch_options(place) for place in places]
+        if self.work_as.held_hidden_bytes:
+            for number, batch in enumerate(batches):
+                options[number]["hold"] = self.first_phase(oracle, number, batch)
         with self.under_way():
             futures = [session.compute_async(batch.hidden, batch.labels, **option)
                        for session, batch, option in zip(self.sessions, batches, options)]
@@ -269,6 +277,22 @@ class FaultTrainer(Client):
             result = self.once(self.result_of, number, batch, options[number], future, error)
             self.check_result(oracle, batch, result)
             self.put_in_window(number, batch, places[number])
+
+    def first_phase(self, oracle: Oracle, number: int, batch: Batch) -> int:
+        """Returns the batch's number. What a lost connection leaves of this phase does not matter."""
+        self.holds += 1
+        try:
+            with self.under_way():
+                result = self.sessions[number].compute(batch.hidden, batch.labels, mode="loss", hold=self.holds)
+            check_close("a loss of phase one", result.losses, oracle.losses_and_dx(batch)[0])
+            self.seen["first phases"] += 1
+        except TRANSIENT as error:
+            self.gave_up(error)
+            self.sessions[number] = session = self.open_session(number)
+            self.require_same(number, session)
+            self.seen["sessions opened again"] += 1
+        self.state.contributions[number].accepted = accepted_of(self.sessions[number])
+        return self.holds
 
     def check_result(self, oracle: Oracle, batch: Batch, result: lossd.BatchResult) -> None:
         losses, dx = oracle.losses_and_dx(batch)

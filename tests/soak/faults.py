@@ -36,7 +36,8 @@ sys.path[:0] = PATHS
 from fault_page import PHASES, FaultPage  # noqa: E402
 from server import SoakServer  # noqa: E402
 
-KINDS = ("plain", "lanes", "steps", "pair", "deterministic", "impatient", "impatient_steps")
+KINDS = ("plain", "lanes", "steps", "pair", "deterministic", "impatient", "impatient_steps", "phases",
+         "deterministic_phases")
 FLAGS = ("--workspace_bytes=128M", "--drain_timeout=30s")
 HELD = ("lossd_live_streams", "lossd_queued_chunks", "lossd_credit_bytes")
 PATIENCE_SECONDS = 300  # a guard: a client that has not ended any call for so long never will
