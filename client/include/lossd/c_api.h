@@ -313,6 +313,8 @@ LOSSD_API void lossd_session_free(lossd_session* session);
 LOSSD_API lossd_status* lossd_session_close(lossd_session* session);
 LOSSD_API const char* lossd_session_client_key(const lossd_session* session);
 LOSSD_API int64_t lossd_session_reconnects(const lossd_session* session);
+/* From version 8 on. Session::held_hidden_bytes: what the server has set aside. */
+LOSSD_API int64_t lossd_session_held_hidden_bytes(const lossd_session* session);
 /* 1 if the window had something already when the session was opened here, that came with its client_key
  * (Session::opened_in_window), or else 0. */
 LOSSD_API int32_t lossd_session_opened_in_window(const lossd_session* session);

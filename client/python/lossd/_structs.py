@@ -442,6 +442,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "lossd_session_close": (c.c_void_p, [c.c_void_p]),
     "lossd_session_client_key": (c.c_char_p, [c.c_void_p]),
     "lossd_session_reconnects": (c.c_int64, [c.c_void_p]),
+    "lossd_session_held_hidden_bytes": (c.c_int64, [c.c_void_p]),
     "lossd_session_opened_in_window": (c.c_int32, [c.c_void_p]),
     "lossd_session_marks": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),
     "lossd_session_lane_places": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),

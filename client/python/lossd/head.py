@@ -260,7 +260,8 @@ class Head:
         adds to dW is bitwise independent of chunks, lanes and repeats; ranks of a head's sessions must differ then.
         spread_lanes: where heads lie over several devices, lanes are opened at each of the processes that have these.
         held_hidden_bytes: memory of the server's host in which it holds the hidden states of batches with a `hold`, so
-        that their second phase does not send them again (docs/losses.md); ResourceExhaustedError if it has not so much.
+        that their second phase does not send them again (docs/losses.md): InvalidArgumentError if it never has so much,
+        ResourceExhaustedError if others have it.
 
         Raises WindowLostError, once, if a session that this client had under client_key is gone with what it had added
         to the window, since its server or replica was lost: open it again, and compute its batches of the window again.
@@ -276,9 +277,7 @@ class Head:
         pointer = c.c_void_p()
         with self._core.handle as head:
             library().call("lossd_head_open_session", head, c.byref(options), c.byref(pointer))
-        return Session(
-            self, self._core, pointer.value, deterministic=deterministic, held_hidden_bytes=int(held_hidden_bytes)
-        )
+        return Session(self, self._core, pointer.value, deterministic=deterministic)
 
     def marks(self) -> list[str]:
         """What None stands for where marks are asked for."""

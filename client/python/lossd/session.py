@@ -66,19 +66,10 @@ class Session:
     the batch. A context manager, which closes it.
     """
 
-    def __init__(
-        self,
-        head: Head,
-        core: HeadCore,
-        pointer: int | None,
-        *,
-        deterministic: bool = False,
-        held_hidden_bytes: int = 0,
-    ) -> None:
+    def __init__(self, head: Head, core: HeadCore, pointer: int | None, *, deterministic: bool = False) -> None:
         self._head = head
         self._core = core
         self._deterministic = deterministic
-        self._held_hidden_bytes = held_hidden_bytes
         self._gradient_batches = 0
         self._stagings: dict[Any, Staging] = {}
         self._handle = Handle(pointer, "lossd_session_free", "this session")
@@ -133,8 +124,10 @@ class Session:
 
     @property
     def held_hidden_bytes(self) -> int:
-        """As it was opened with."""
-        return self._held_hidden_bytes
+        """What the server has set aside for hidden states between two phases: less than was asked for at an older
+        server, and of a session that was open before where more is not free."""
+        with self._handle as session:
+            return int(library().function("lossd_session_held_hidden_bytes")(session))
 
     @property
     def session_id(self) -> str:
@@ -219,7 +212,7 @@ class Session:
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
         hold: a number of both phases of one batch, by which the head's held_bytes keep what mode="loss" has computed
             for mode="gradients" of the same tokens, and the session's held_hidden_bytes their hidden states, which are
-            then sent once (docs/losses.md); 0: nothing is kept.
+            then sent once and must not change in between (docs/losses.md); 0: nothing is kept.
         returns: of each token: "log_sum_exp", "z_losses", "log_probabilities", "entropies", "predictions",
             "target_ranks", "divergences" (with a distillation or target_lists), "top_k" with top_k of 1 to 64.
         out: arrays of the caller to write to, by the names of BatchResult; dense, fp32 or int32.

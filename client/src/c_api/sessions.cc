@@ -64,6 +64,10 @@ int64_t lossd_session_reconnects(const lossd_session* session) {
   return session == nullptr ? 0 : session->session.reconnects();
 }
 
+int64_t lossd_session_held_hidden_bytes(const lossd_session* session) {
+  return session == nullptr ? 0 : session->session.held_hidden_bytes();
+}
+
 int32_t lossd_session_opened_in_window(const lossd_session* session) {
   return session != nullptr && session->session.opened_in_window() ? 1 : 0;
 }

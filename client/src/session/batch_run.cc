@@ -219,19 +219,12 @@ std::vector<ChunkTiming> BatchRun::Timings() const {
   return timings;
 }
 
-bool BatchRun::AllHeld() const {
+std::vector<ChunkRange> BatchRun::HeldRanges() const {
+  std::vector<ChunkRange> held;
   for (size_t i = 0; i < chunks_; ++i) {
-    if (!PieceOf(i).hidden_states_held) return false;
+    if (PieceOf(i).hidden_states_held) held.push_back(PieceOf(i).range);
   }
-  return true;
-}
-
-int64_t BatchRun::HeldTokens() const {
-  int64_t tokens = 0;
-  for (size_t i = 0; i < chunks_; ++i) {
-    if (PieceOf(i).hidden_states_held) tokens += PieceOf(i).range.tokens;
-  }
-  return tokens;
+  return held;
 }
 
 const Piece& BatchRun::PieceOf(size_t chunk) const {

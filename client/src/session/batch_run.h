@@ -29,10 +29,8 @@ class BatchRun {
            const std::vector<uint64_t>& expected_repeats, HiddenStates hidden_states);
 
   absl::StatusOr<BatchResult> Run();
-  // Whether the server has said of each chunk that it holds its hidden states; and how many tokens those are
-  // of which it has. After Run.
-  bool AllHeld() const;
-  int64_t HeldTokens() const;
+  // After Run: chunks of which the server has said that it holds their hidden states.
+  std::vector<ChunkRange> HeldRanges() const;
 
   // After an error of Run: every chunk has its answer, or was never accepted, so the session may go on. If
   // not, the lanes' streams must be ended before this is destroyed, which waits until gRPC no longer reads

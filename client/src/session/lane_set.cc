@@ -93,7 +93,8 @@ absl::StatusOr<LaneSet::Recovery> LaneSet::Reattach(absl::Status cause, size_t u
   Recovery recovery = Recovery::kResumed;
   for (;;) {
     if (absl::Status status = link_.CheckRecoverable(cause); !status.ok()) return status;
-    if (const auto position = PositionOf(cause)) link_.FollowPosition(*position);
+    const auto position = PositionOf(cause);
+    if (position && !position->hidden_states_gone()) link_.FollowPosition(*position);
     const auto delay = backoff->NextDelay(RetryDelayOf(cause).value_or(std::chrono::milliseconds(0)));
     if (!delay) return link_.GaveUp(cause);
     if (absl::Status slept = SleepFor(link_.head().options(), *delay); !slept.ok()) return slept;

@@ -59,14 +59,18 @@ absl::Status Session::Impl::Interrupted(const absl::Status& cause) const {
                           client_key(), "', and discard the window or resume at the batch"));
 }
 
-absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const BatchOutputs& outputs) {
+absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& given, const BatchOutputs& outputs) {
   std::lock_guard lock(mutex_);
   if (absl::Status status = CheckAlive(); !status.ok()) return status;
   const HeadConfig& config = head_->config();
-  if (absl::Status status = internal::ValidateBatch(config, batch, outputs); !status.ok()) return status;
-  if (batch.labels.empty()) return internal::ResultOfNothing(batch);
-  auto places = internal::FindPlaces(head_->regions(), config, batch, outputs);
+  if (absl::Status status = internal::ValidateBatch(config, given, outputs); !status.ok()) return status;
+  if (given.labels.empty()) return internal::ResultOfNothing(given);
+  auto places = internal::FindPlaces(head_->regions(), config, given, outputs);
   if (!places.ok()) return places.status();
+  Batch batch = given;
+  // Where nothing is kept by its number, tokens without a factor need not travel.
+  if (config.held_bytes == 0 && HiddenStatesOf(batch, *places) == internal::HiddenStates::kSent)
+    batch.hold = 0;
   const internal::NeededTokens needed(config, batch, outputs);
   const internal::SentTokens sent = SentTokensOf(needed, *places, lanes_.link().options().deterministic);
   if (sent.count() == 0) {
@@ -75,25 +79,33 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   }
   // Otherwise the chunks would wait until somebody ended that flush.
   if (absl::Status status = internal::SettleFreeze(*head_); !status.ok()) return status;
-  const internal::SessionLink& link = lanes_.link();
   // Regions are of the process that calls go to.
   if (places->hidden_states || places->teacher_hidden || places->dx) {
     if (absl::Status here = lanes_.ComeHere(); !here.ok()) return here;
   }
   if (absl::Status status = lanes_.EnsureReady(); !status.ok()) return status;
   places->dx_left_out = outputs.dx == nullptr && internal::LeavesDxOut(head_->connection());
-
-  const auto plan = internal::PlanBatch(config, batch, outputs, *places, sent.count(),
-                                        link.options().chunk_bytes, link.limits(), link.lanes());
-  if (!plan.ok()) return plan.status();
-  if (link.session_id() != resumed_session_) expected_repeats_.clear();
-  internal::BatchRun run(&lanes_, config, batch, outputs, *places, sent, *plan, expected_repeats_,
-                         HiddenStatesOf(batch, *places));
-  auto result = run.Run();
-  if (result.ok()) NoteHeld(batch, run);
+  auto result = Send(batch, outputs, *places, sent);
   if (result.ok() && sent.count() < static_cast<int64_t>(batch.labels.size())) {
     internal::FillUnneeded(needed, config, outputs);
   }
+  return result;
+}
+
+absl::StatusOr<BatchResult> Session::Impl::Send(const Batch& batch, const BatchOutputs& outputs,
+                                                const internal::BatchPlaces& places,
+                                                const internal::SentTokens& sent) {
+  const internal::SessionLink& link = lanes_.link();
+  const auto plan = internal::PlanBatch(head_->config(), batch, outputs, places, sent.count(),
+                                        link.options().chunk_bytes, link.limits(), link.lanes());
+  if (!plan.ok()) return plan.status();
+  if (link.session_id() != resumed_session_) expected_repeats_.clear();
+  const internal::HiddenStates hidden_states = HiddenStatesOf(batch, places);
+  held_.Forget(batch.hold);  // whatever comes of it
+  internal::BatchRun run(&lanes_, head_->config(), batch, outputs, places, sent, *plan, expected_repeats_,
+                         hidden_states);
+  auto result = run.Run();
+  if (result.ok() && hidden_states == internal::HiddenStates::kSentToStay) NoteHeld(batch, sent, run);
   if (!run.session_usable()) {
     failure_ = absl::IsCancelled(result.status()) ? Interrupted(result.status()) : result.status();
     lanes_.Abandon();
@@ -101,25 +113,33 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   return result;
 }
 
-// A batch that has a number has two phases, of which the first brings its hidden states.
+// A batch with a number has two phases, of which the first brings its hidden states.
 internal::HiddenStates Session::Impl::HiddenStatesOf(const Batch& batch,
                                                      const internal::BatchPlaces& places) const {
+  using internal::HiddenStates;
   const internal::SessionLink& link = lanes_.link();
-  if (batch.hold == 0 || places.hidden_states || link.held_hidden_bytes() == 0) {
-    return internal::HiddenStates::kSent;
+  if (batch.hold == 0 || places.hidden_states) return HiddenStates::kSent;
+  if (batch.mode == ComputeMode::kLossAndGradients) {
+    return held_.HasAll(link.session_id(), batch) ? HiddenStates::kHeld : HiddenStates::kSent;
   }
-  if (held_.HasAll(link.session_id(), batch.hold)) return internal::HiddenStates::kHeld;
-  return batch.mode == ComputeMode::kLossOnly ? internal::HiddenStates::kSentToStay
-                                              : internal::HiddenStates::kSent;
+  // Other ranks of a group hold nothing, and a part would be of no use.
+  const bool fits = internal::HeldBatches::BytesOf(head_->config(), batch) <= link.held_hidden_bytes();
+  return fits && link.all_lanes_home() ? HiddenStates::kSentToStay : HiddenStates::kSent;
 }
 
-void Session::Impl::NoteHeld(const Batch& batch, const internal::BatchRun& run) {
-  if (run.HeldTokens() == 0) return;
+// When a run is done: what the server holds of it.
+void Session::Impl::NoteHeld(const Batch& batch, const internal::SentTokens& sent,
+                             const internal::BatchRun& run) {
+  int64_t tokens = 0;
+  for (const internal::ChunkRange& range : run.HeldRanges()) {
+    for (const internal::SentTokens::Run& part : sent.Runs(range.first, range.tokens)) {
+      const auto labels =
+          batch.labels.subspan(static_cast<size_t>(part.first), static_cast<size_t>(part.tokens));
+      tokens += CountValid(labels, batch.ignore_index);
+    }
+  }
   const internal::SessionLink& link = lanes_.link();
-  const bool all = run.AllHeld();
-  const int64_t tokens = all ? CountValid(batch.labels, batch.ignore_index) : run.HeldTokens();
-  held_.Note(link.session_id(), batch.hold, tokens * head_->config().hidden_size * SizeOf(batch.hidden_type),
-             all, link.held_hidden_bytes());
+  held_.Note(link.session_id(), head_->config(), batch, tokens, link.held_hidden_bytes());
 }
 
 absl::Status Session::Impl::ResumeAt(const std::vector<uint64_t>& sequences) {
@@ -202,6 +222,7 @@ bool Session::opened_in_window() const { return impl_->opened_in_window(); }
 const std::string& Session::id() const { return impl_->id(); }
 const std::string& Session::client_key() const { return impl_->client_key(); }
 int64_t Session::reconnects() const { return impl_->reconnects(); }
+int64_t Session::held_hidden_bytes() const { return impl_->held_hidden_bytes(); }
 std::vector<LanePlace> Session::lane_places() const { return impl_->lane_places(); }
 absl::Status Session::Close() { return impl_->Close(); }
 

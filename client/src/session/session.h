@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/src/batch/batch_places.h"
+#include "client/src/batch/sent_tokens.h"
 #include "client/src/common/head_context.h"
 #include "client/src/session/batch_run.h"
 #include "client/src/session/held_batches.h"
@@ -36,6 +37,7 @@ class Session::Impl {
   const std::string& id() const { return lanes_.link().session_id(); }
   const std::string& client_key() const { return lanes_.link().options().client_key; }
   int64_t reconnects() const;
+  int64_t held_hidden_bytes() const { return lanes_.link().held_hidden_bytes(); }
   std::vector<LanePlace> lane_places() const;
   absl::Status Close();
 
@@ -43,7 +45,10 @@ class Session::Impl {
   Impl(std::shared_ptr<internal::HeadContext> head, const SessionOptions& options);
   absl::Status CheckAlive() const;
   internal::HiddenStates HiddenStatesOf(const Batch& batch, const internal::BatchPlaces& places) const;
-  void NoteHeld(const Batch& batch, const internal::BatchRun& run);
+  // Its lanes are ready.
+  absl::StatusOr<BatchResult> Send(const Batch& batch, const BatchOutputs& outputs,
+                                   const internal::BatchPlaces& places, const internal::SentTokens& sent);
+  void NoteHeld(const Batch& batch, const internal::SentTokens& sent, const internal::BatchRun& run);
   absl::Status Interrupted(const absl::Status& cause) const;
 
   const std::shared_ptr<internal::HeadContext> head_;

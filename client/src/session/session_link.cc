@@ -380,6 +380,13 @@ int64_t SessionLink::held_hidden_bytes() const {
   return held_hidden_bytes_;
 }
 
+bool SessionLink::all_lanes_home() const {
+  for (int32_t lane = 0; lane < lanes_; ++lane) {
+    if (places_.Of(lane) != places_.home()) return false;
+  }
+  return true;
+}
+
 v1::SessionLimits SessionLink::limits() const {
   const std::lock_guard lock(mutex_);
   return limits_;

@@ -108,6 +108,7 @@ class SessionLink {
   v1::SessionLimits limits() const;
   // That the server has set aside for it; 0: it holds no hidden states.
   int64_t held_hidden_bytes() const;
+  bool all_lanes_home() const;
   LanePlaces& places() { return places_; }
   const LanePlaces& places() const { return places_; }
 

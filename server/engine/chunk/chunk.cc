@@ -174,6 +174,11 @@ int64_t CountNonFinite(const Payload& hidden_states, kernels::DataType type, int
   return bad;
 }
 
+bool TakesHeld(const Chunk& chunk) {
+  return chunk.holds_hidden && HasWeightGradient(chunk.mode) && chunk.hidden_states.size() == 0 &&
+         !chunk.hidden_region.has_value();
+}
+
 absl::Status ValidateLabelBytes(const Chunk& chunk) {
   if (static_cast<int64_t>(chunk.labels.size()) == chunk.tokens * 8) return absl::OkStatus();
   return Invalid(RejectReason::kLength, "labels",

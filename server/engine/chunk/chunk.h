@@ -149,7 +149,7 @@ struct Chunk {
   float gradient_scale = 1.0f;
   ChunkOptions options;
   Hold hold;
-  // By that hold: the hidden states are to be held, or if there are none, those that are held are taken.
+  // By that hold: the hidden states of losses alone are to be held, those of gradients that bring none are.
   bool holds_hidden = false;
   bool hidden_held = false;  // and they are
   std::string labels;
@@ -249,6 +249,9 @@ struct ChunkAnswer {
   std::optional<ChunkTimes> times;
   absl::Time ready;  // when all this was there
 };
+
+// Whether its hidden states are to be taken from what the session holds, and were not yet.
+bool TakesHeld(const Chunk& chunk);
 
 // INVALID_ARGUMENT if `labels` are not as many as the tokens.
 absl::Status ValidateLabelBytes(const Chunk& chunk);

@@ -449,9 +449,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
     std::shared_ptr<const void> lesson;
   };
   // Not OK, and the chunk is not taken, if its hidden states should be held and are not.
-  absl::Status RecallHidden(const LaneAttachment& lane, Chunk& chunk) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Holds them, if they are to be held.
-  void KeepHidden(const LaneAttachment& lane, Chunk& chunk) const;
+  absl::Status TakeHidden(const LaneAttachment& lane, Chunk& chunk, bool deterministic) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  std::optional<HeldHiddenStates::Piece> CopyHidden(const LaneAttachment& lane, const Chunk& chunk) const;
   absl::Status CheckContent(Chunk& chunk, Taught* taught) const;
   // Whether the device can do what a chunk with lists asks for.
   absl::Status CheckListsHere(const Chunk& chunk) const;

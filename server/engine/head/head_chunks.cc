@@ -1,4 +1,5 @@
 // Chunks of a head as streams submit them: whether they are taken, and as what.
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -54,7 +55,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     adds = *admission == Admission::kTake && HasWeightGradient(chunk.mode);
   }
   if (absl::Status refusal = CheckHolder(chunk, deterministic); !refusal.ok()) return refusal;
-  if (absl::Status refusal = RecallHidden(lane, chunk); !refusal.ok()) return refusal;
+  if (absl::Status refusal = TakeHidden(lane, chunk, deterministic); !refusal.ok()) return refusal;
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
   // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
   // again.
@@ -68,9 +69,8 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     // chunk comes again.
     if (absl::IsUnavailable(rejection)) return rejection;
   }
-  if (rejection.ok()) KeepHidden(lane, chunk);
-  // Chunks are not to go apart for what the device cannot do.
-  if (!holds_ || chunk.lists.use != ChunkLists::Use::kNone) chunk.hold = {};
+  std::optional<HeldHiddenStates::Piece> held;
+  if (rejection.ok()) held = CopyHidden(lane, chunk);
   if (rejection.ok() && deterministic) {
     KeepOperands(chunk);
     if (taught.teacher != nullptr && adds) rejection = WidenTiles(lane, chunk);
@@ -101,6 +101,11 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   if (absl::Status one = sessions_.CheckHolder(lane.session_id, lane.lane, chunk.holder()); !one.ok()) {
     return one;
   }
+  // Now that the stream holds its lane: rows of another would come in the place of its successor's.
+  chunk.hidden_held = held.has_value();
+  if (held.has_value()) lane.held->Add(*std::move(held));
+  // Chunks are not to go apart for what the device cannot do.
+  if (!holds_ || chunk.lists.use != ChunkLists::Use::kNone) chunk.hold = {};
   std::shared_ptr<ChunkItem> item = MakeItemLocked(lane, *admission, chunk, std::move(rejection), taught);
   item->remembered = remembered;
   sessions_.Enqueue(item);
@@ -170,19 +175,18 @@ absl::Status Head::WidenTiles(const LaneAttachment& lane, const Chunk& chunk) {
 
 // Never a rejection: what is held may be gone when the chunk comes again, or a copy of the chunk may bring
 // its hidden states along.
-absl::Status Head::RecallHidden(const LaneAttachment& lane, Chunk& chunk) const {
-  if (!chunk.holds_hidden || chunk.hidden_states.size() > 0 || chunk.hidden_region.has_value()) {
-    return absl::OkStatus();
-  }
+absl::Status Head::TakeHidden(const LaneAttachment& lane, Chunk& chunk, bool deterministic) const {
+  if (!TakesHeld(chunk)) return absl::OkStatus();
   // Whatever is wrong with the rest of it is found with its content.
   const bool sane = chunk.decode_status.ok() && ValidateTokens(chunk, config_, environment_.limits).ok() &&
                     ValidateLabelBytes(chunk).ok() && chunk.hold.number != 0;
   if (!sane) return absl::OkStatus();
-  absl::Status missing = absl::NotFoundError("its session holds no hidden states here");
-  if (lane.held != nullptr && chunk.holder() == 0) missing = lane.held->Recall(config_.hidden_size, &chunk);
+  absl::Status missing = absl::NotFoundError("the session holds none here");
+  if (lane.held != nullptr && chunk.holder() == 0) missing = lane.held->Take(config_.hidden_size, &chunk);
   if (missing.ok()) {
-    chunk.holds_hidden = false;
-    chunk.hidden_states = Staged(std::move(chunk.hidden_states), environment_.device);
+    // A tile may keep a part of them for longer than the rest, which would count as held.
+    chunk.hidden_states = deterministic ? chunk.hidden_states.Gathered()
+                                        : Staged(std::move(chunk.hidden_states), environment_.device);
     environment_.counters->hidden_states_taken += static_cast<uint64_t>(chunk.tokens);
     return absl::OkStatus();
   }
@@ -200,14 +204,17 @@ absl::Status Head::RecallHidden(const LaneAttachment& lane, Chunk& chunk) const 
   return gone;
 }
 
-void Head::KeepHidden(const LaneAttachment& lane, Chunk& chunk) const {
-  // A chunk that has waited comes again, and what lies in a region costs nothing to be named again.
-  if (!std::exchange(chunk.holds_hidden, false) || chunk.hidden_region.has_value()) return;
-  if (lane.held == nullptr || chunk.holder() != 0) return;
-  chunk.hidden_held = lane.held->Keep(chunk);
+// What is to be held of a chunk whose content was checked, if it comes in its message and there is room.
+std::optional<HeldHiddenStates::Piece> Head::CopyHidden(const LaneAttachment& lane,
+                                                        const Chunk& chunk) const {
+  const bool in_message = chunk.hidden_states.kept_bytes() > 0;  // not in a region or at another rank
+  const bool wanted = chunk.holds_hidden && !HasWeightGradient(chunk.mode);
+  if (!wanted || !in_message || lane.held == nullptr) return std::nullopt;
+  std::optional<HeldHiddenStates::Piece> piece = lane.held->Copy(chunk);
   Counters& counters = *environment_.counters;
-  (chunk.hidden_held ? counters.hidden_states_held : counters.hidden_states_not_held) +=
+  (piece.has_value() ? counters.hidden_states_held : counters.hidden_states_not_held) +=
       static_cast<uint64_t>(chunk.tokens);
+  return piece;
 }
 
 // Checks everything but the chunk's place, and finds its teacher and its regions.

@@ -176,6 +176,7 @@ ComputeReactor::Cost ComputeReactor::CostOf(const engine::Chunk& chunk) const {
   // A token count that will be rejected has no answer to reserve for (and might overflow).
   if (chunk.tokens < 1 || chunk.tokens > engine_->options().chunk_limits.max_chunk_tokens) return cost;
   const int64_t hidden_size = head_->config().hidden_size;
+  if (engine::TakesHeld(chunk)) cost.bytes += chunk.tokens * hidden_size * kernels::SizeOf(chunk.hidden_type);
   if (at_rank && engine::HasInputGradient(chunk.mode)) {
     cost.dx_elsewhere = chunk.tokens * hidden_size * kernels::SizeOf(chunk.dx_type);
   }
