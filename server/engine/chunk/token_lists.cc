@@ -247,6 +247,78 @@ void SortTargets(Chunk& chunk) {
   }
 }
 
+void DropIgnoredLists(Chunk& chunk) {
+  ChunkLists& lists = chunk.lists;
+  if (lists.use == ChunkLists::Use::kNone) return;
+  const auto* const labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
+  auto* const offsets = reinterpret_cast<int64_t*>(lists.offsets.data());
+  // Moves the list [begin, end) of an array of 4-byte elements to where `to` says.
+  const auto move = [](std::string& array, int64_t begin, int64_t end, int64_t to) {
+    if (array.empty() || begin == to) return;
+    std::memmove(array.data() + to * kIdBytes, array.data() + begin * kIdBytes,
+                 static_cast<size_t>((end - begin) * kIdBytes));
+  };
+  int64_t begin = 0;  // of the row's list, where it is yet
+  for (int64_t row = 0; row < chunk.tokens; ++row) {
+    const int64_t end = offsets[row + 1];
+    const int64_t to = offsets[row];
+    const bool dropped = labels[row] == chunk.ignore_index;
+    if (!dropped) {
+      move(lists.tokens, begin, end, to);
+      move(lists.probabilities, begin, end, to);
+    }
+    offsets[row + 1] = dropped ? to : to + (end - begin);
+    begin = end;
+  }
+  const auto bytes = static_cast<size_t>(offsets[chunk.tokens] * kIdBytes);
+  lists.tokens.resize(bytes);
+  if (HasTargets(chunk)) lists.probabilities.resize(bytes);
+}
+
+ChunkLists SliceLists(const ChunkLists& lists, int64_t first, int64_t rows) {
+  ChunkLists slice{.use = lists.use, .weight = lists.weight, .label_weight = lists.label_weight};
+  if (lists.use == ChunkLists::Use::kNone) return slice;
+  const auto* const offsets = reinterpret_cast<const int64_t*>(lists.offsets.data()) + first;
+  slice.offsets.resize(static_cast<size_t>((rows + 1) * kOffsetBytes));
+  auto* const to = reinterpret_cast<int64_t*>(slice.offsets.data());
+  for (int64_t row = 0; row <= rows; ++row) to[row] = offsets[row] - offsets[0];
+  const auto begin = static_cast<size_t>(offsets[0] * kIdBytes);
+  const auto bytes = static_cast<size_t>(to[rows] * kIdBytes);
+  slice.tokens = lists.tokens.substr(begin, bytes);
+  if (lists.use == ChunkLists::Use::kTargets) slice.probabilities = lists.probabilities.substr(begin, bytes);
+  return slice;
+}
+
+void ReserveLists(int64_t tokens, ChunkLists::Use use, ChunkLists* lists) {
+  const auto bytes = static_cast<size_t>(tokens * kIdBytes);
+  if (use != ChunkLists::Use::kNone) lists->tokens.reserve(bytes);
+  if (use == ChunkLists::Use::kTargets) lists->probabilities.reserve(bytes);
+}
+
+void AppendLists(const ChunkLists& more, ChunkLists* lists) {
+  if (more.use == ChunkLists::Use::kNone) return;
+  lists->use = more.use;
+  lists->weight = more.weight;
+  lists->label_weight = more.label_weight;
+  const int64_t before = ListedTokens(*lists);
+  const auto* const offsets = reinterpret_cast<const int64_t*>(more.offsets.data());
+  const int64_t count = SizeOf(more.offsets) / kOffsetBytes;
+  for (int64_t i = lists->offsets.empty() ? 0 : 1; i < count; ++i) {
+    const int64_t offset = before + offsets[i];
+    lists->offsets.append(reinterpret_cast<const char*>(&offset), sizeof(offset));
+  }
+  lists->tokens += more.tokens;
+  lists->probabilities += more.probabilities;
+}
+
+int64_t ListedTokens(const ChunkLists& lists) { return SizeOf(lists.tokens) / kIdBytes; }
+
+int64_t RowsWithin(const ChunkLists& lists, int64_t rows, int64_t most) {
+  if (lists.use == ChunkLists::Use::kNone) return rows;
+  const auto* const offsets = reinterpret_cast<const int64_t*>(lists.offsets.data());
+  return std::upper_bound(offsets + 1, offsets + rows + 1, most) - (offsets + 1);
+}
+
 int64_t LongestList(const Chunk& chunk) {
   int64_t longest = 0;
   if (chunk.lists.use == ChunkLists::Use::kNone) return longest;
@@ -270,7 +342,7 @@ std::vector<double> ListSizes(const Chunk& chunk) {
 ListKind ListKindOf(const Chunk& chunk) {
   ListKind kind{.use = chunk.lists.use};
   if (kind.use == ChunkLists::Use::kNone) return kind;
-  const int64_t ids = SizeOf(chunk.lists.tokens) / kIdBytes;
+  const int64_t ids = ListedTokens(chunk.lists);
   const int64_t mean = (ids + chunk.tokens - 1) / chunk.tokens;
   kind.size_class = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(mean, 1))));
   if (HasTargets(chunk)) {

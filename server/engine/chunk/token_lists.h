@@ -30,6 +30,23 @@ kernels::TargetLists TargetListsOf(const Chunk& chunk);
 // Brings the lists of soft targets of a chunk that was checked into the order that kernels want.
 void SortTargets(Chunk& chunk);
 
+// Empties the lists of ignored tokens, which nothing is made of.
+void DropIgnoredLists(Chunk& chunk);
+
+// Those of `rows` tokens from `first` on.
+ChunkLists SliceLists(const ChunkLists& lists, int64_t first, int64_t rows);
+
+// Makes room for so many tokens in lists of this use.
+void ReserveLists(int64_t tokens, ChunkLists::Use use, ChunkLists* lists);
+// Puts lists behind those that there are; `lists` are of the same use, or none yet.
+void AppendLists(const ChunkLists& more, ChunkLists* lists);
+
+// Tokens in all lists together.
+int64_t ListedTokens(const ChunkLists& lists);
+
+// How many of `rows` tokens, from the first on, have lists with at most `most` tokens together.
+int64_t RowsWithin(const ChunkLists& lists, int64_t rows, int64_t most);
+
 // Tokens of the longest list of a chunk that was checked; 0 without lists.
 int64_t LongestList(const Chunk& chunk);
 
@@ -38,7 +55,8 @@ int64_t LongestList(const Chunk& chunk);
 std::vector<double> ListSizes(const Chunk& chunk);
 
 // What chunks of one batch have in common. `size_class`: the least power of two that is no less than a
-// chunk's tokens of a list on average, so that lists of like sizes meet; 0 without lists.
+// chunk's tokens of a list on average, so that lists of like sizes meet; 0 without lists, and for what is a
+// batch by itself.
 struct ListKind {
   ChunkLists::Use use = ChunkLists::Use::kNone;
   int64_t size_class = 0;
