@@ -439,10 +439,10 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   static void Call(const Resumes& resumes);
 
   // Chunks (head_chunks.cc).
-  // Memory for the teacher's rows in the tiles of this session: RESOURCE_EXHAUSTED with a table without it.
-  // Not ok and no memory either for a chunk that has no place there.
-  absl::Status WidenTiles(const LaneAttachment& lane, const Chunk& chunk)
-      ABSL_LOCKS_EXCLUDED(widen_mutex_, mutex_);
+  // A place for the chunk in the tiles of this session, with memory for a teacher's rows and for lists:
+  // RESOURCE_EXHAUSTED with a table without it.
+  absl::Status MakeRoomLocked(const std::string& session_id, const Chunk& chunk)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Who teaches a chunk, and what keeps it from being parked until the chunk is done. Nobody: nulls.
   struct Taught {
     std::shared_ptr<Head> teacher;
@@ -692,15 +692,21 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   bool Settled() const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<FileKeys> RestoreNow(RestoreAs as, const RestoreNumbers& numbers, const StateSource& source,
                                       std::vector<SessionMemory> memory);
-  absl::Status BeginRestore(const HeadCheckpoint& state, std::vector<SessionMemory>* memory)
+  // For each deterministic session of a checkpoint, in order, what it needs beyond SessionMemory, or null.
+  using MoreMemory = std::vector<std::unique_ptr<MemoryReservation>>;
+  absl::Status BeginRestore(const HeadCheckpoint& state, std::vector<SessionMemory>* memory, MoreMemory* more)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether this head could compute what is in tiles, and has room for it.
+  absl::Status CheckKeptLists(const DeterministicTiles::Content& tiles) const;
+  absl::StatusOr<MoreMemory> ReserveForTiles(const HeadCheckpoint& state) const;
   absl::Status CheckRestorableLocked(const HeadCheckpoint& state, int64_t more_memory) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSameStateLocked(const HeadCheckpoint& state,
                                     const std::vector<StateTensor>& tensors) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<SessionTable::DeterministicSessions> RestoreSessions(HeadStateReader& reader,
-                                                                      std::vector<SessionMemory> memory);
+                                                                      std::vector<SessionMemory> memory,
+                                                                      MoreMemory more);
   absl::Status RestoreWindow(RestoreAs as, HeadStateReader& reader);
   void Install(RestoreAs as, const RestoreNumbers& numbers, HeadCheckpoint state,
                SessionTable::DeterministicSessions sessions) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -759,7 +765,6 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   std::deque<LastTask> last_tasks_ ABSL_GUARDED_BY(mutex_);
 
   Mutex begin_write_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one staging buffer is made at a time
-  Mutex widen_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);        // tiles get room for one teacher at a time
   const int64_t logits_rows_;                             // of a job
   // What the backend can do, which may be gone while a chunk is looked at.
   const bool holds_;

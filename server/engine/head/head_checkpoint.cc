@@ -175,13 +175,14 @@ bool Head::Settled() const {
 absl::StatusOr<FileKeys> Head::RestoreNow(RestoreAs as, const RestoreNumbers& numbers,
                                           const StateSource& source, std::vector<SessionMemory> memory) {
   const HeadCheckpoint& state = source.checkpoint();
-  if (absl::Status begun = BeginRestore(state, &memory); !begun.ok()) return begun;
+  MoreMemory more;
+  if (absl::Status begun = BeginRestore(state, &memory, &more); !begun.ok()) return begun;
   // From here on an error leaves the head half restored: it ends.
   HeadStateReader reader(&config_, backend_.get(), &source);
   absl::StatusOr<SessionTable::DeterministicSessions> sessions = SessionTable::DeterministicSessions{};
   absl::Status status = reader.ReadTensors();
   if (status.ok()) {
-    sessions = RestoreSessions(reader, std::move(memory));
+    sessions = RestoreSessions(reader, std::move(memory), std::move(more));
     status = sessions.status();
   }
   if (status.ok()) status = RestoreWindow(as, reader);
@@ -207,10 +208,14 @@ FileKeys Head::KeysOf(const std::vector<StateTensor>& tensors) const {
 
 // From now on no window ends until the restore is over. Adds the memory of the present deterministic sessions
 // to `memory`.
-absl::Status Head::BeginRestore(const HeadCheckpoint& state, std::vector<SessionMemory>* memory) {
+absl::Status Head::BeginRestore(const HeadCheckpoint& state, std::vector<SessionMemory>* memory,
+                                MoreMemory* more) {
   const MutexLock lock(mutex_);
   absl::Status status = CheckRestorableLocked(state, static_cast<int64_t>(memory->size()));
   if (!status.ok()) return status;
+  absl::StatusOr<MoreMemory> reserved = ReserveForTiles(state);
+  if (!reserved.ok()) return reserved.status();
+  *more = *std::move(reserved);
   // Taken at once: a session that is closed meanwhile would free its memory.
   sessions_.TakeMemory(memory);
   lifecycle_.BeginRestore(MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
@@ -226,11 +231,43 @@ absl::Status Head::CheckRestorableLocked(const HeadCheckpoint& state, int64_t mo
   if (absl::Status same = CheckSameStateLocked(state, backend_->StateTensors()); !same.ok()) return same;
   int64_t needed = 0;
   if (absl::Status tiles = sessions_.CheckTiles(state, &needed); !tiles.ok()) return tiles;
+  for (const SessionCheckpoint& session : state.sessions) {
+    if (!session.tiles.has_value()) continue;
+    if (absl::Status lists = CheckKeptLists(*session.tiles); !lists.ok()) return lists;
+  }
   if (needed <= sessions_.deterministic_count() + more_memory) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
       absl::StrCat("the checkpoint cannot be restored to head ", config_.name,
                    ": a deterministic session whose memory it needs was closed a moment ago; try again"));
+}
+
+absl::Status Head::CheckKeptLists(const DeterministicTiles::Content& tiles) const {
+  for (const Chunk& chunk : tiles.kept) {
+    if (chunk.lists.use == ChunkLists::Use::kNone) continue;
+    const absl::Status here = CheckListsHere(chunk);
+    if (!here.ok()) {
+      return NotRestorable(
+          config_, absl::StrCat("of tokens whose gradients are still to be computed, ", here.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Head::MoreMemory> Head::ReserveForTiles(const HeadCheckpoint& state) const {
+  MoreMemory more;
+  for (const SessionCheckpoint& session : state.sessions) {
+    if (!session.tiles.has_value()) continue;
+    std::unique_ptr<MemoryReservation>& own = more.emplace_back();
+    const int64_t bytes = DeterministicTiles::MissingFor(*session.tiles);
+    if (bytes == 0) continue;
+    auto reserved = environment_.budget->Reserve(
+        config_.name, absl::StrCat("lists of tokens in a deterministic session of head ", config_.name),
+        {{"tiles", bytes}});
+    if (!reserved.ok()) return reserved.status();
+    own = *std::move(reserved);
+  }
+  return more;
 }
 
 absl::Status Head::CheckSameStateLocked(const HeadCheckpoint& state,
@@ -248,10 +285,12 @@ absl::Status Head::CheckSameStateLocked(const HeadCheckpoint& state,
   return absl::OkStatus();
 }
 
-// Gives each deterministic session of the checkpoint its part of `memory`.
+// Gives each deterministic session of the checkpoint its part of `memory` and `more`.
 absl::StatusOr<SessionTable::DeterministicSessions> Head::RestoreSessions(HeadStateReader& reader,
-                                                                          std::vector<SessionMemory> memory) {
+                                                                          std::vector<SessionMemory> memory,
+                                                                          MoreMemory more) {
   SessionTable::DeterministicSessions sessions;
+  auto next_more = more.begin();
   for (const SessionCheckpoint& entry : reader.state().sessions) {
     if (!entry.tiles.has_value()) continue;
     // BeginRestore has counted them.
@@ -261,7 +300,7 @@ absl::StatusOr<SessionTable::DeterministicSessions> Head::RestoreSessions(HeadSt
     absl::Status read = reader.ReadGradient(SessionGradient(entry.session.number), own.gradient.get());
     if (!read.ok()) return read;
     const MutexLock lock(mutex_);
-    sessions.emplace(entry.id, sessions_.Restore(entry, std::move(own), config_));
+    sessions.emplace(entry.id, sessions_.Restore(entry, std::move(own), std::move(*next_more++), config_));
   }
   for (SessionMemory& unused : memory) Drop(unused);
   return sessions;

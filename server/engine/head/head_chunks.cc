@@ -42,7 +42,6 @@ absl::Status CheckHolder(const Chunk& chunk, bool deterministic) {
 absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk& chunk,
                                               std::function<void()> resume) {
   bool deterministic = false;
-  bool adds = false;
   {
     const MutexLock lock(mutex_);
     const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -52,7 +51,6 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
       return Submission::kWait;
     }
     deterministic = sessions_.IsDeterministic(lane.session_id);
-    adds = *admission == Admission::kTake && HasWeightGradient(chunk.mode);
   }
   if (absl::Status refusal = CheckHolder(chunk, deterministic); !refusal.ok()) return refusal;
   if (absl::Status refusal = TakeHidden(lane, chunk, deterministic); !refusal.ok()) return refusal;
@@ -71,10 +69,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   }
   std::optional<HeldHiddenStates::Piece> held;
   if (rejection.ok()) held = CopyHidden(lane, chunk);
-  if (rejection.ok() && deterministic) {
-    KeepOperands(chunk);
-    if (taught.teacher != nullptr && adds) rejection = WidenTiles(lane, chunk);
-  }
+  if (rejection.ok() && deterministic) KeepOperands(chunk);
 
   const MutexLock lock(mutex_);
   const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -89,7 +84,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   const bool placed = *admission == Admission::kTake && HasWeightGradient(chunk.mode) &&
                       sessions_.IsDeterministic(lane.session_id);
   if (placed && rejection.ok()) {
-    rejection = sessions_.CheckPlace(lane.session_id, chunk);
+    rejection = MakeRoomLocked(lane.session_id, chunk);
     remembered = remembered || !rejection.ok();
   }
   if (absl::Status refusal = RefusalLocked(*admission, chunk, rejection, remembered, lane); !refusal.ok()) {
@@ -147,29 +142,21 @@ std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admi
   return item;
 }
 
-absl::Status Head::WidenTiles(const LaneAttachment& lane, const Chunk& chunk) {
-  const MutexLock widening(widen_mutex_);
-  const std::string& session_id = lane.session_id;
-  int64_t missing = 0;
-  {
-    const MutexLock lock(mutex_);
-    // No more is reserved for a chunk without a place. One that has to wait may get one.
-    const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
-    if (admission.ok() && *admission == Admission::kTake) {
-      if (absl::Status place = sessions_.CheckPlace(session_id, chunk); !place.ok()) return place;
-    }
-    missing = sessions_.MissingForTeacher(session_id, chunk);
-  }
+absl::Status Head::MakeRoomLocked(const std::string& session_id, const Chunk& chunk) {
+  if (absl::Status place = sessions_.CheckPlace(session_id, chunk); !place.ok()) return place;
+  const int64_t missing = sessions_.MissingFor(session_id, chunk);
   if (missing == 0) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<MemoryReservation>> memory = environment_.budget->Reserve(
-      config_.name, absl::StrCat("soft targets in a deterministic session of head ", config_.name),
-      {{"tiles", missing}});
+  const bool taught = chunk.options.distillation.has_value();
+  absl::StatusOr<std::unique_ptr<MemoryReservation>> memory =
+      environment_.budget->Reserve(config_.name,
+                                   absl::StrCat(taught ? "soft targets" : "lists of tokens",
+                                                " in a deterministic session of head ", config_.name),
+                                   {{"tiles", missing}});
   if (!memory.ok()) {
-    return MakeError(memory.status().code(), ReasonOf(memory.status()), "teacher_hidden_states",
-                     memory.status().message());
+    return MakeError(memory.status().code(), ReasonOf(memory.status()),
+                     taught ? "teacher_hidden_states" : FieldOf(chunk.lists), memory.status().message());
   }
-  const MutexLock lock(mutex_);
-  sessions_.WidenForTeacher(session_id, chunk, *std::move(memory));
+  sessions_.WidenFor(session_id, chunk, *std::move(memory));
   return absl::OkStatus();
 }
 

@@ -1,6 +1,6 @@
 // What heads may reserve on a device, and who has reserved what. Everything a head needs is reserved when it
-// is created, and what a deterministic session needs when that is opened, or when the first rows of a teacher
-// come to it.
+// is created, and what a deterministic session needs when that is opened, or when rows with a teacher or with
+// lists come to it.
 #ifndef LOSSD_SERVER_ENGINE_MEMORY_MEMORY_BUDGET_H_
 #define LOSSD_SERVER_ENGINE_MEMORY_MEMORY_BUDGET_H_
 

@@ -40,7 +40,7 @@ struct ChunkItem : QueuedChunk {
   int64_t valid_tokens = 0;  // once answered
   // For chunks whose dW goes into tiles, with what they count there, and for pieces of tiles.
   std::shared_ptr<DeterministicSession> deterministic;
-  int64_t kept_bytes = 0;
+  DeterministicTiles::Bytes kept;
   DeterministicTiles::Piece piece;
 
   bool rejected() const { return !rejection.ok(); }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/chunk/token_lists.h"
 #include "server/engine/common/errors.h"
 
 namespace lossd::engine {
@@ -19,6 +20,10 @@ constexpr int64_t kTokenBytes = 20;   // label, weight, gradients of the log-sum
 constexpr int64_t kChunkBytes = 512;  // what a chunk takes beside its tensors
 constexpr int64_t kFarChunks = 4;     // of the largest size, ahead of the first incomplete tile
 constexpr int64_t kIgnored = -1;      // a label of a piece
+// The same number of chunks, with the most tokens that lists hold and their probabilities.
+constexpr int64_t kFarListBytes = kFarChunks * kMostListedTokens * 8;
+// Room for lists is made in units of this, so that small chunks do not each reserve something.
+constexpr int64_t kListUnit = int64_t{1} << 20;
 
 int64_t LargestChunk(const ChunkLimits& limits) {
   return limits.max_chunk_bytes + limits.max_chunk_tokens * kTokenBytes + kChunkBytes;
@@ -29,6 +34,8 @@ int64_t NearBytes(const ChunkLimits& limits, int64_t hidden_size) {
   const int64_t tokens = DeterministicTiles::TileTokens(limits, hidden_size);
   return tokens * (hidden_size * kWidest + kTokenBytes + kChunkBytes) + 2 * LargestChunk(limits);
 }
+
+int64_t RoomForLists(int64_t bytes) { return (bytes + kListUnit - 1) / kListUnit * kListUnit; }
 
 bool SameProduct(const DeterministicTiles::Piece& piece, const BatchKey& kind, const Chunk& chunk) {
   return piece.kind == kind && piece.chunk.gradient_scale == chunk.gradient_scale &&
@@ -61,6 +68,8 @@ void AppendLabels(const Chunk& from, int64_t first, int64_t tokens, std::string*
   }
 }
 
+int64_t TeacherRowBytes(const Chunk& chunk) { return chunk.teacher_hidden.size() / chunk.tokens; }
+
 void AppendParts(const Payload& payload, int64_t offset, int64_t bytes, std::vector<ByteSpan>* parts) {
   PayloadReader reader(payload);
   while (offset > 0) offset -= static_cast<int64_t>(reader.Next(offset).size());
@@ -75,7 +84,7 @@ void AppendParts(const Payload& payload, int64_t offset, int64_t bytes, std::vec
 struct DeterministicTiles::Stored {
   Chunk chunk;
   BatchKey kind;
-  int64_t bytes = 0;
+  Bytes bytes;
   std::weak_ptr<Head> teacher;
   int64_t segments = 0;  // that are not in dW
 };
@@ -95,18 +104,23 @@ DeterministicTiles::DeterministicTiles(const ChunkLimits& limits, int64_t hidden
       most_bytes_(KeptBytes(limits, hidden_size)),
       most_far_bytes_(kFarChunks * LargestChunk(limits)) {}
 
-int64_t DeterministicTiles::Bytes(const Chunk& chunk) {
-  return std::max(chunk.kept_bytes(), chunk.payload_bytes()) + kChunkBytes;
+DeterministicTiles::Bytes DeterministicTiles::BytesOf(const Chunk& chunk) {
+  const int64_t lists = chunk.lists.bytes();
+  return {std::max(chunk.kept_bytes(), chunk.payload_bytes()) - lists + kChunkBytes, lists};
 }
 
-int64_t DeterministicTiles::MissingForTeacher(int64_t row_bytes) const {
+int64_t DeterministicTiles::MissingFor(const Chunk& chunk) const {
   // A chunk's limit is for both hidden states: only the rows of the first incomplete tile take more.
-  return tile_tokens_ * std::max<int64_t>(0, row_bytes - teacher_row_bytes_);
+  const int64_t teacher = tile_tokens_ * std::max<int64_t>(0, TeacherRowBytes(chunk) - teacher_row_bytes_);
+  const int64_t lists = RoomForLists(kept_.lists + BytesOf(chunk).lists) - list_bytes_;
+  return teacher + std::max<int64_t>(0, lists);
 }
 
-void DeterministicTiles::WidenForTeacher(int64_t row_bytes) {
-  most_bytes_ += MissingForTeacher(row_bytes);
-  teacher_row_bytes_ = std::max(teacher_row_bytes_, row_bytes);
+void DeterministicTiles::WidenFor(const Chunk& chunk) {
+  const int64_t row_bytes = std::max(teacher_row_bytes_, TeacherRowBytes(chunk));
+  most_bytes_ += tile_tokens_ * (row_bytes - teacher_row_bytes_);
+  teacher_row_bytes_ = row_bytes;
+  list_bytes_ = std::max(list_bytes_, RoomForLists(kept_.lists + BytesOf(chunk).lists));
 }
 
 DeterministicTiles::Room DeterministicTiles::RoomFor(const Chunk& chunk) const {
@@ -115,8 +129,10 @@ DeterministicTiles::Room DeterministicTiles::RoomFor(const Chunk& chunk) const {
   if (next != taken_.end() && next->first < place + chunk.tokens) return Room::kTaken;
   if (next != taken_.begin() && std::prev(next)->second > place) return Room::kTaken;
   const bool near = TileOf(place) <= next_;
-  const int64_t most = near ? most_bytes_ : most_far_bytes_;
-  if (Bytes(chunk) <= most - kept_bytes_) return Room::kFree;
+  const Bytes bytes = BytesOf(chunk);
+  const bool rows_fit = bytes.rows <= (near ? most_bytes_ : most_far_bytes_) - kept_.rows;
+  const bool lists_fit = near || bytes.lists == 0 || bytes.lists <= kFarListBytes - kept_.lists;
+  if (rows_fit && lists_fit) return Room::kFree;
   if (claimed_ > 0 || handed_out_ > 0) return Room::kLater;
   // The reserve is large enough for all chunks with places in this tile.
   return near ? Room::kFree : Room::kNone;
@@ -135,7 +151,9 @@ void DeterministicTiles::Claim(const Chunk& chunk) {
   } else {
     taken_.emplace(begin, end);
   }
-  kept_bytes_ += Bytes(chunk);
+  const Bytes bytes = BytesOf(chunk);
+  kept_.rows += bytes.rows;
+  kept_.lists += bytes.lists;
   ++claimed_;
 }
 
@@ -147,20 +165,32 @@ void DeterministicTiles::Untake(int64_t place, int64_t tokens, std::map<int64_t,
   if (place + tokens < end) taken->emplace(place + tokens, end);
 }
 
-void DeterministicTiles::GiveUp(int64_t place, int64_t tokens, int64_t bytes) {
+void DeterministicTiles::GiveUp(int64_t place, int64_t tokens, const Bytes& bytes) {
   Untake(place, tokens, &taken_);
-  kept_bytes_ -= bytes;
+  Release(bytes);
   --claimed_;
 }
 
-void DeterministicTiles::Fill(Chunk chunk, const BatchKey& kind, int64_t bytes, std::weak_ptr<Head> teacher) {
+void DeterministicTiles::Release(const Bytes& bytes) {
+  kept_.rows -= bytes.rows;
+  kept_.lists -= bytes.lists;
+}
+
+void DeterministicTiles::Fill(Chunk chunk, const BatchKey& kind, const Bytes& bytes,
+                              std::weak_ptr<Head> teacher) {
+  DropIgnoredLists(chunk);
+  ChunkLists lists = std::exchange(chunk.lists, {});
   int64_t place = *chunk.window_token;
+  const int64_t begin = place;
   const int64_t end = place + chunk.tokens;
   auto stored = std::make_shared<Stored>(Stored{std::move(chunk), kind, bytes, std::move(teacher), 0});
   while (place < end) {
     const int64_t tile = TileOf(place);
     const int64_t tokens = std::min(end, (tile + 1) * tile_tokens_) - place;
-    segments_.emplace(place, Segment{stored, tokens});
+    const bool whole = tokens == end - begin;
+    segments_.emplace(
+        place,
+        Segment{stored, tokens, whole ? std::exchange(lists, {}) : SliceLists(lists, place - begin, tokens)});
     ++stored->segments;
     filled_[tile] += tokens;
     place += tokens;
@@ -179,16 +209,11 @@ void DeterministicTiles::Take(int64_t tile, std::vector<Piece>* pieces) {
   while (it != segments_.end() && TileOf(it->first) == tile) {
     const Segment& segment = it->second;
     const Stored& stored = *segment.rows;
-    if (pieces->size() == before || !SameProduct(pieces->back(), stored.kind, stored.chunk)) {
-      Piece& piece = pieces->emplace_back();
-      piece.kind = stored.kind;
-      piece.teacher = stored.teacher;
-      piece.chunk.hidden_type = stored.chunk.hidden_type;
-      piece.chunk.mode = ComputeMode::kWeightGradientOnly;
-      piece.chunk.ignore_index = kIgnored;
-      piece.chunk.gradient_scale = stored.chunk.gradient_scale;
-      piece.chunk.options = stored.chunk.options;
+    const bool same = pieces->size() > before && SameProduct(pieces->back(), stored.kind, stored.chunk);
+    if (!same || !CutToFit(it, pieces->back())) {
+      pieces->push_back(Begin(it));
       parts.emplace_back();
+      CutToFit(it, pieces->back());
     }
     Append(it->first, segment, &pieces->back());
     AppendRows(it->first, segment, stored.chunk.hidden_states, &parts.back().hidden_states);
@@ -207,6 +232,38 @@ void DeterministicTiles::Take(int64_t tile, std::vector<Piece>* pieces) {
   }
 }
 
+DeterministicTiles::Piece DeterministicTiles::Begin(Segments::const_iterator it) const {
+  const Stored& first = *it->second.rows;
+  Piece piece;
+  piece.kind = first.kind;
+  piece.teacher = first.teacher;
+  piece.chunk.hidden_type = first.chunk.hidden_type;
+  piece.chunk.mode = ComputeMode::kWeightGradientOnly;
+  piece.chunk.ignore_index = kIgnored;
+  piece.chunk.gradient_scale = first.chunk.gradient_scale;
+  piece.chunk.options = first.chunk.options;
+  // At once, so that lists take no more memory here than they did in their segments.
+  int64_t listed = 0;
+  for (const int64_t tile = TileOf(it->first); it != segments_.end() && TileOf(it->first) == tile; ++it) {
+    listed += ListedTokens(it->second.lists);
+  }
+  ReserveLists(std::min(listed, kMostListedTokens), first.kind.lists.use, &piece.chunk.lists);
+  return piece;
+}
+
+bool DeterministicTiles::CutToFit(Segments::iterator it, const Piece& piece) {
+  Segment& segment = it->second;
+  const int64_t rows =
+      RowsWithin(segment.lists, segment.tokens, kMostListedTokens - ListedTokens(piece.chunk.lists));
+  if (rows == 0 || rows == segment.tokens) return rows > 0;
+  const int64_t rest = segment.tokens - rows;
+  segments_.emplace(it->first + rows, Segment{segment.rows, rest, SliceLists(segment.lists, rows, rest)});
+  ++segment.rows->segments;
+  segment.lists = SliceLists(segment.lists, 0, rows);
+  segment.tokens = rows;
+  return true;
+}
+
 void DeterministicTiles::Append(int64_t place, const Segment& segment, Piece* piece) {
   const Chunk& from = segment.rows->chunk;
   const int64_t first = place - *from.window_token;
@@ -217,6 +274,7 @@ void DeterministicTiles::Append(int64_t place, const Segment& segment, Piece* pi
   AppendFloats(from.entropy_gradients, first, segment.tokens, 0.0f, piece->chunk.tokens,
                &piece->chunk.entropy_gradients);
   AppendLabels(from, first, segment.tokens, &piece->chunk.labels);
+  AppendLists(segment.lists, &piece->chunk.lists);
   piece->chunk.tokens += segment.tokens;
   piece->rows.push_back(segment.rows);
 }
@@ -261,7 +319,7 @@ int64_t DeterministicTiles::Done(const Piece& piece) {
   int64_t chunks = 0;
   for (const std::shared_ptr<Stored>& stored : piece.rows) {
     if (--stored->segments > 0) continue;
-    kept_bytes_ -= stored->bytes;
+    Release(stored->bytes);
     ++chunks;
   }
   return chunks;
@@ -274,7 +332,7 @@ void DeterministicTiles::BeginWindow() {
 }
 
 DeterministicTiles::Content DeterministicTiles::content(const std::map<int64_t, int64_t>& claimed) const {
-  Content content{tile_tokens_, next_, taken_, filled_, {}};
+  Content content{.tile_tokens = tile_tokens_, .next_tile = next_, .taken = taken_, .filled = filled_};
   for (const auto& [place, tokens] : claimed) Untake(place, tokens, &content.taken);
   for (const auto& [place, segment] : segments_) {
     const Chunk& from = segment.rows->chunk;
@@ -294,6 +352,8 @@ DeterministicTiles::Content DeterministicTiles::content(const std::map<int64_t, 
     chunk.token_weights = slice(from.token_weights, sizeof(float));
     chunk.lse_gradients = slice(from.lse_gradients, sizeof(float));
     chunk.entropy_gradients = slice(from.entropy_gradients, sizeof(float));
+    chunk.lists = segment.lists;
+    content.list_bytes += chunk.lists.bytes();
     std::vector<ByteSpan> parts;
     AppendRows(place, segment, from.hidden_states, &parts);
     chunk.hidden_states = Payload(std::move(parts), segment.rows, /*kept_bytes=*/0);
@@ -310,17 +370,21 @@ absl::Status DeterministicTiles::CheckContent(const Content& content) const {
                    " here: start the server with the --max_chunk_bytes and --max_chunk_tokens it had"));
 }
 
+int64_t DeterministicTiles::MissingFor(const Content& content) { return RoomForLists(content.list_bytes); }
+
 void DeterministicTiles::Restore(Content content, const std::function<BatchKey(const Chunk&)>& kind_of) {
   if (content.taken.empty()) return;
   taken_ = std::move(content.taken);
   next_ = content.next_tile;
   for (Chunk& chunk : content.kept) {
     const BatchKey kind = kind_of(chunk);
-    const int64_t bytes = Bytes(chunk);
-    kept_bytes_ += bytes;
+    const Bytes bytes = BytesOf(chunk);
+    kept_.rows += bytes.rows;
+    kept_.lists += bytes.lists;
     ++claimed_;
     Fill(std::move(chunk), kind, bytes);
   }
+  list_bytes_ = RoomForLists(kept_.lists);
   filled_ = std::move(content.filled);  // with what was filled and is in dW
 }
 

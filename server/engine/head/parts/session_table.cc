@@ -518,25 +518,21 @@ bool SessionTable::MustWaitForRoom(const LaneAttachment& attachment, const Chunk
   return false;
 }
 
-int64_t SessionTable::MissingForTeacher(const std::string& session_id, const Chunk& chunk) const {
-  const DeterministicTiles* const tiles = TilesOf(session_id);
-  return tiles == nullptr ? 0 : tiles->MissingForTeacher(chunk.teacher_hidden.size() / chunk.tokens);
+int64_t SessionTable::MissingFor(const std::string& session_id, const Chunk& chunk) const {
+  return TilesOf(session_id)->MissingFor(chunk);
 }
 
-void SessionTable::WidenForTeacher(const std::string& session_id, const Chunk& chunk,
-                                   std::unique_ptr<MemoryReservation> memory) {
-  const auto it = deterministic_.find(session_id);
-  if (it == deterministic_.end()) return;
-  DeterministicSession& session = *it->second;
-  session.tiles.WidenForTeacher(chunk.teacher_hidden.size() / chunk.tokens);
-  session.plan.insert(session.plan.end(), memory->plan().begin(), memory->plan().end());
-  session.teacher_memory.push_back(std::move(memory));
+void SessionTable::WidenFor(const std::string& session_id, const Chunk& chunk,
+                            std::unique_ptr<MemoryReservation> memory) {
+  DeterministicSession& session = *deterministic_.at(session_id);
+  session.tiles.WidenFor(chunk);
+  session.Keep(std::move(memory));
 }
 
 void SessionTable::ClaimPlace(const Chunk& chunk, ChunkItem* item) {
   item->weight_gradient = ChunkItem::WeightGradient::kIntoTiles;
   item->deterministic = deterministic_.at(item->session_id);
-  item->kept_bytes = DeterministicTiles::Bytes(chunk);
+  item->kept = DeterministicTiles::BytesOf(chunk);
   item->deterministic->tiles.Claim(chunk);
   item->deterministic->waiting_since = absl::InfiniteFuture();
 }
@@ -548,7 +544,7 @@ void SessionTable::NoteTeacher(const ChunkItem& item) {
 
 void SessionTable::GiveUpPlace(ChunkItem& item, Cut* cut) {
   if (item.deterministic == nullptr || item.weight_gradient != ChunkItem::WeightGradient::kIntoTiles) return;
-  item.deterministic->tiles.GiveUp(*item.chunk.window_token, item.chunk.tokens, item.kept_bytes);
+  item.deterministic->tiles.GiveUp(*item.chunk.window_token, item.chunk.tokens, item.kept);
   CountTaught(item.batch_key, -1, item.deterministic.get());
   item.deterministic = nullptr;
   item.weight_gradient = ChunkItem::WeightGradient::kNone;
@@ -556,9 +552,12 @@ void SessionTable::GiveUpPlace(ChunkItem& item, Cut* cut) {
 }
 
 void SessionTable::FixSegments(const std::string& session_id, BatchKey* kind) const {
-  // Soft targets on lists know none, and of a deterministic session they give losses alone.
-  if (kind->lists.use == ChunkLists::Use::kTargets) return;
-  if (settings_.fixed_segments && IsDeterministic(session_id)) kind->segments = kernels::Segments::kFixed;
+  if (IsDeterministic(session_id)) FixSegments(kind);
+}
+
+void SessionTable::FixSegments(BatchKey* kind) const {
+  if (!settings_.fixed_segments || kind->lists.use == ChunkLists::Use::kTargets) return;
+  kind->segments = kernels::Segments::kFixed;
 }
 
 BatchKey SessionTable::TileKind(BatchKey of_chunk, Gradient* gradient) const {
@@ -567,14 +566,16 @@ BatchKey SessionTable::TileKind(BatchKey of_chunk, Gradient* gradient) const {
   of_chunk.returns = {};
   of_chunk.holds = false;
   of_chunk.gradient = gradient;
-  if (settings_.fixed_segments) of_chunk.segments = kernels::Segments::kFixed;
+  // How long lists are on average is a matter of where chunks are cut.
+  of_chunk.lists.size_class = 0;
+  FixSegments(&of_chunk);
   return of_chunk;
 }
 
 SessionTable::Filled SessionTable::FillPlace(ChunkItem& item) {
   const BatchKey kind = TileKind(item.batch_key, item.deterministic->memory.gradient.get());
   DeterministicTiles& tiles = item.deterministic->tiles;
-  tiles.Fill(std::move(item.chunk), kind, item.kept_bytes, item.teacher);
+  tiles.Fill(std::move(item.chunk), kind, item.kept, item.teacher);
   return {ItemsOf(item.deterministic, tiles.TakeComplete()), TakeWaiting(item.session_id)};
 }
 
@@ -727,12 +728,14 @@ absl::Status SessionTable::CheckTiles(const HeadCheckpoint& state, int64_t* need
 
 std::shared_ptr<DeterministicSession> SessionTable::Restore(const SessionCheckpoint& entry,
                                                             SessionMemory memory,
+                                                            std::unique_ptr<MemoryReservation> more,
                                                             const HeadConfig& config) const {
   Gradient* const gradient = memory.gradient.get();
   const MemoryPlan plan = memory.reservation->plan();
   auto session = std::make_shared<DeterministicSession>(
       DeterministicSession{std::move(memory), plan, entry.id, entry.session.rank, entry.session.number,
                            DeterministicTiles(settings_.limits, settings_.hidden_size)});
+  if (more != nullptr) session->Keep(std::move(more));
   session->tiles.Restore(*entry.tiles, [this, &config, gradient](const Chunk& chunk) {
     return TileKind(KindOf(chunk, config), gradient);
   });

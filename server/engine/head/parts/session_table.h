@@ -159,11 +159,9 @@ class SessionTable {
   absl::Status CheckPlace(const std::string& session_id, const Chunk& chunk) const;
   // Whether the chunk has to wait until others have brought what is missing before it.
   bool MustWaitForRoom(const LaneAttachment& attachment, const Chunk& chunk);
-  // What a chunk with a teacher needs in tiles beyond what the session has, and that it has it now: 0, and
-  // nothing, of a session that is gone.
-  int64_t MissingForTeacher(const std::string& session_id, const Chunk& chunk) const;
-  void WidenForTeacher(const std::string& session_id, const Chunk& chunk,
-                       std::unique_ptr<MemoryReservation> memory);
+  // What a chunk with a teacher or lists needs in tiles beyond what the session has, and that it has it now.
+  int64_t MissingFor(const std::string& session_id, const Chunk& chunk) const;
+  void WidenFor(const std::string& session_id, const Chunk& chunk, std::unique_ptr<MemoryReservation> memory);
   // The chunk has its place. Its item says so from now on.
   void ClaimPlace(const Chunk& chunk, ChunkItem* item);
   // The chunk whose item this is, complete by now, may have a teacher.
@@ -202,7 +200,7 @@ class SessionTable {
   // Their gradients and reservations, for a restore to use.
   void TakeMemory(std::vector<SessionMemory>* memory);
   // Where the device can, sums for chunks of such a session are made over fixed segments, whatever the head
-  // says. Leaves those of other sessions as they are.
+  // says. Leaves those of other sessions as they are, and soft targets on lists, which know no segments.
   void FixSegments(const std::string& session_id, BatchKey* kind) const;
   // The product that rows of such a chunk are part of.
   BatchKey TileKind(BatchKey of_chunk, Gradient* gradient) const;
@@ -213,8 +211,10 @@ class SessionTable {
   absl::Status Capture(HeadCheckpoint* state) const;
   // The sessions become those of `state`; streams are cut off. `deterministic`: their tiles and gradients.
   void Install(const HeadCheckpoint& state, DeterministicSessions deterministic, Cut* cut);
-  // The tiles of a deterministic session of a checkpoint, with memory for it.
+  // The tiles of a deterministic session of a checkpoint, with memory for it, and `more` for what
+  // DeterministicTiles::MissingFor says, if that is something.
   std::shared_ptr<DeterministicSession> Restore(const SessionCheckpoint& entry, SessionMemory memory,
+                                                std::unique_ptr<MemoryReservation> more,
                                                 const HeadConfig& config) const;
   // FAILED_PRECONDITION if the tiles of `state` have another size here. `needed`: its deterministic sessions.
   absl::Status CheckTiles(const HeadCheckpoint& state, int64_t* needed) const;
@@ -232,6 +232,7 @@ class SessionTable {
   using Key = std::pair<std::string, int32_t>;
 
   absl::Status CheckRank(const std::string& client_key, int32_t rank) const;
+  void FixSegments(BatchKey* kind) const;
   bool IsIdle(const std::string& session_id, const AccumulationLedger::Session& session,
               absl::Time before) const;
   // Withdraws what the stream has queued, and drops its listener.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <span>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/engine/chunk/token_lists.h"
 #include "server/engine/common/errors.h"
 
 namespace lossd::engine::deterministic_tiles_test {
@@ -74,6 +76,27 @@ Chunk Taught(int64_t place, int64_t tokens, int64_t width = kTeacherHidden) {
   return chunk;
 }
 
+// Puts a list of so many tokens, from `first` on, behind those that there are.
+void AddList(ChunkLists::Use use, int32_t first, int64_t size, ChunkLists* lists) {
+  lists->use = use;
+  if (lists->offsets.empty()) Append(&lists->offsets, int64_t{0});
+  std::vector<int32_t> tokens(static_cast<size_t>(size));
+  std::iota(tokens.begin(), tokens.end(), first);
+  const size_t bytes = tokens.size() * sizeof(int32_t);
+  lists->tokens.append(reinterpret_cast<const char*>(tokens.data()), bytes);
+  if (use == ChunkLists::Use::kTargets) {
+    const std::vector<float> probabilities(tokens.begin(), tokens.end());
+    lists->probabilities.append(reinterpret_cast<const char*>(probabilities.data()), bytes);
+  }
+  Append(&lists->offsets, ListedTokens(*lists));
+}
+
+BatchKey KindOf(const ChunkLists& lists) {
+  BatchKey kind;
+  kind.lists.use = lists.use;
+  return kind;
+}
+
 BatchKey TaughtBy(uint64_t head_number) {
   BatchKey kind;
   // For comparison only.
@@ -99,10 +122,11 @@ class DeterministicTilesTest : public testing::Test {
  protected:
   void Claim(const Chunk& chunk) {
     ASSERT_EQ(tiles_.RoomFor(chunk), Room::kFree);
+    tiles_.WidenFor(chunk);
     tiles_.Claim(chunk);
   }
   void Fill(Chunk chunk) {
-    const int64_t bytes = DeterministicTiles::Bytes(chunk);
+    const DeterministicTiles::Bytes bytes = DeterministicTiles::BytesOf(chunk);
     tiles_.Fill(std::move(chunk), kind_, bytes);
   }
   void Add(Chunk chunk) {
@@ -164,26 +188,49 @@ struct Product {
   std::vector<float> token_weights;
   std::vector<float> lse_gradients;
   std::vector<float> entropy_gradients;
+  std::vector<int64_t> offsets;
+  std::vector<int32_t> listed;
+  std::vector<float> probabilities;
 
   bool operator==(const Product&) const = default;
 };
+
+Product ProductOf(const Piece& piece) {
+  const Chunk& chunk = piece.chunk;
+  EXPECT_EQ(chunk.mode, ComputeMode::kWeightGradientOnly);
+  EXPECT_EQ(chunk.tokens, std::ssize(Hidden(chunk)));
+  return {chunk.gradient_scale,
+          piece.kind.options.label_smoothing,
+          Hidden(chunk),
+          Values<int64_t>(chunk.labels),
+          Values<float>(chunk.token_weights),
+          Values<float>(chunk.lse_gradients),
+          Values<float>(chunk.entropy_gradients),
+          Values<int64_t>(chunk.lists.offsets),
+          Values<int32_t>(chunk.lists.tokens),
+          Values<float>(chunk.lists.probabilities)};
+}
 
 TEST_F(DeterministicTilesTest, TheProductsAreTheSameHoweverTokensAreCutAndWheneverTheyCome) {
   constexpr int64_t kTokens = 26;  // the last tile has two
   // What a token has depends on its place. Chunks end at 9 and at 18, where that changes.
   const auto chunk_of = [](int64_t place, int64_t tokens) {
+    const ChunkLists::Use use = place < 9    ? ChunkLists::Use::kNone
+                                : place < 18 ? ChunkLists::Use::kKept
+                                             : ChunkLists::Use::kTargets;
     Chunk chunk = MakeChunk(place, tokens);
     if (place >= 9) chunk.gradient_scale = 0.5f;
     for (int64_t token = place; token < place + tokens; ++token) {
       if (place < 18) Append(&chunk.token_weights, 1.0f + static_cast<float>(token));
       if (place < 9) Append(&chunk.lse_gradients, -static_cast<float>(token));
       if (place < 9) Append(&chunk.entropy_gradients, 3 * static_cast<float>(token));
+      if (place >= 9) AddList(use, static_cast<int32_t>(10 * token), token % 4, &chunk.lists);
     }
     return chunk;
   };
-  const auto kind_of = [](int64_t place) {
-    BatchKey kind;
-    if (place >= 18) kind.options.label_smoothing = 0.1f;
+  const auto kind_of = [](const Chunk& chunk) {
+    BatchKey kind = KindOf(chunk.lists);
+    if (*chunk.window_token >= 18) kind.options.label_smoothing = 0.1f;
     return kind;
   };
   std::mt19937_64 random(1);
@@ -201,21 +248,15 @@ TEST_F(DeterministicTilesTest, TheProductsAreTheSameHoweverTokensAreCutAndWhenev
     DeterministicTiles tiles({.max_chunk_bytes = 1 << 20, .max_chunk_tokens = kTile}, kHidden);
     std::vector<Product> products;
     const auto take = [&](const std::vector<Piece>& pieces) {
-      for (const Piece& piece : pieces) {
-        EXPECT_EQ(piece.chunk.mode, ComputeMode::kWeightGradientOnly);
-        EXPECT_EQ(piece.chunk.tokens, std::ssize(Hidden(piece.chunk)));
-        products.push_back(
-            {piece.chunk.gradient_scale, piece.kind.options.label_smoothing, Hidden(piece.chunk),
-             Values<int64_t>(piece.chunk.labels), Values<float>(piece.chunk.token_weights),
-             Values<float>(piece.chunk.lse_gradients), Values<float>(piece.chunk.entropy_gradients)});
-      }
+      for (const Piece& piece : pieces) products.push_back(ProductOf(piece));
     };
     for (const auto& [place, tokens] : cuts) {
       Chunk chunk = chunk_of(place, tokens);
       ASSERT_EQ(tiles.RoomFor(chunk), Room::kFree);
       tiles.Claim(chunk);
-      const int64_t bytes = DeterministicTiles::Bytes(chunk);
-      tiles.Fill(std::move(chunk), kind_of(place), bytes);
+      const DeterministicTiles::Bytes bytes = DeterministicTiles::BytesOf(chunk);
+      const BatchKey kind = kind_of(chunk);
+      tiles.Fill(std::move(chunk), kind, bytes);
       if (random() % 2 == 0) take(tiles.TakeComplete());
     }
     take(tiles.TakeComplete());
@@ -358,11 +399,116 @@ TEST_F(DeterministicTilesTest, TilesThatWaitWithSoftTargetsAreClosedForTheirTeac
 }
 
 TEST_F(DeterministicTilesTest, RoomForATeachersRowsIsThatOfATileOfTheWidest) {
-  EXPECT_EQ(tiles_.MissingForTeacher(8), kTile * 8);
-  tiles_.WidenForTeacher(8);
-  EXPECT_EQ(tiles_.MissingForTeacher(8), 0);
-  EXPECT_EQ(tiles_.MissingForTeacher(4), 0);
-  EXPECT_EQ(tiles_.MissingForTeacher(20), kTile * 12);
+  const auto missing = [this](int64_t width) { return tiles_.MissingFor(Taught(0, 1, width)); };
+  EXPECT_EQ(missing(2), kTile * 8);
+  tiles_.WidenFor(Taught(0, 1, 2));
+  EXPECT_EQ(missing(2), 0);
+  EXPECT_EQ(missing(1), 0);
+  EXPECT_EQ(missing(5), kTile * 12);
+}
+
+Chunk Listed(int64_t place, const std::vector<int64_t>& sizes,
+             ChunkLists::Use use = ChunkLists::Use::kTargets) {
+  Chunk chunk = MakeChunk(place, std::ssize(sizes));
+  for (const int64_t size : sizes) AddList(use, 0, size, &chunk.lists);
+  return chunk;
+}
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+TEST_F(DeterministicTilesTest, RoomForListsIsThatOfTheMostThatThereWereAtOneTime) {
+  constexpr int64_t kHalf = kMiB / 16;  // tokens, with probabilities
+  EXPECT_EQ(tiles_.MissingFor(MakeChunk(0, 1)), 0);
+  EXPECT_EQ(tiles_.MissingFor(Listed(0, {1})), kMiB) << "in units";
+  Add(Listed(0, {kHalf}));
+  EXPECT_EQ(tiles_.MissingFor(Listed(1, {1})), 0);
+  EXPECT_EQ(tiles_.MissingFor(Listed(1, {kHalf})), kMiB) << "offsets count, too";
+  Add(Listed(1, {kHalf}));
+  Claim(Listed(2, {2 * kHalf}));
+  EXPECT_EQ(tiles_.MissingFor(Listed(3, {1})), 0);
+  EXPECT_EQ(tiles_.MissingFor(Listed(3, {2 * kHalf})), kMiB);
+  tiles_.GiveUp(2, 1, DeterministicTiles::BytesOf(Listed(2, {2 * kHalf})));
+  EXPECT_EQ(tiles_.MissingFor(Listed(3, {3 * kHalf})), 0) << "what was reserved stays";
+  Finish(tiles_.TakeAll());
+  EXPECT_EQ(tiles_.MissingFor(Listed(3, {5 * kHalf})), 0) << "and is free once lists are in dW";
+}
+
+TEST_F(DeterministicTilesTest, ListsFarAheadAreLimitedAndThoseOfTheFirstTileAreNot) {
+  for (int64_t place = kTile; place < 4 * kTile; place += kTile) Add(Listed(place, {kMostListedTokens}));
+  const int64_t far = 4 * kTile;
+  EXPECT_EQ(tiles_.RoomFor(Listed(far, {kMostListedTokens})), Room::kNone);
+  EXPECT_EQ(RoomFor(far, 1), Room::kFree) << "there is room for rows";
+  EXPECT_EQ(tiles_.RoomFor(Listed(0, {kMostListedTokens})), Room::kFree);
+  Claim(MakeChunk(0, 1));
+  EXPECT_EQ(tiles_.RoomFor(Listed(far, {kMostListedTokens})), Room::kLater);
+}
+
+TEST_F(DeterministicTilesTest, APieceHasNoMoreListedTokensThanAChunkMayHaveHoweverRowsAreCut) {
+  constexpr int64_t kMost = kMostListedTokens;
+  const std::vector<int64_t> sizes = {kMost / 2, kMost / 4, kMost / 4 + 1, kMost - 1};
+  for (const std::vector<int64_t>& ends :
+       std::vector<std::vector<int64_t>>{{1, 2, 3, 4}, {2, 3, 4}, {1, 3, 4}}) {
+    SCOPED_TRACE(ends.front() * 10 + ends[1]);
+    DeterministicTiles tiles(kLimits, kHidden);
+    int64_t place = 0;
+    for (const int64_t end : ends) {
+      Chunk chunk = Listed(place, {sizes.begin() + place, sizes.begin() + end}, ChunkLists::Use::kKept);
+      tiles.WidenFor(chunk);
+      tiles.Claim(chunk);
+      const DeterministicTiles::Bytes bytes = DeterministicTiles::BytesOf(chunk);
+      const BatchKey kind = KindOf(chunk.lists);
+      tiles.Fill(std::move(chunk), kind, bytes);
+      place = end;
+    }
+    const std::vector<Piece> pieces = tiles.TakeComplete();
+    ASSERT_THAT(Tokens(pieces), ElementsAre(ElementsAre(0, 1), ElementsAre(2), ElementsAre(3)));
+    std::vector<std::vector<int64_t>> offsets;
+    for (const Piece& piece : pieces) offsets.push_back(Values<int64_t>(piece.chunk.lists.offsets));
+    EXPECT_THAT(offsets, ElementsAre(ElementsAre(0, kMost / 2, kMost * 3 / 4), ElementsAre(0, kMost / 4 + 1),
+                                     ElementsAre(0, kMost - 1)));
+    int64_t chunks = 0;
+    for (const Piece& piece : pieces) chunks += tiles.Done(piece);
+    EXPECT_EQ(chunks, std::ssize(ends)) << "one that was cut is done once";
+    EXPECT_TRUE(tiles.AllAdded());
+  }
+}
+
+TEST_F(DeterministicTilesTest, ListsOfIgnoredRowsAreNotThere) {
+  constexpr int64_t kMost = kMostListedTokens;
+  Chunk first = Listed(0, {2, 3, 1});
+  first.ignore_index = 101;  // token 1's label
+  Chunk ignored = Listed(3, {kMost});
+  ignored.ignore_index = 103;
+  kind_ = KindOf(first.lists);
+  Add(std::move(first));
+  Add(std::move(ignored));
+  const std::vector<Piece> pieces = tiles_.TakeComplete();
+  ASSERT_THAT(pieces, SizeIs(1)) << "nothing of them counts";
+  const ChunkLists& lists = pieces[0].chunk.lists;
+  EXPECT_THAT(Values<int64_t>(lists.offsets), ElementsAre(0, 2, 2, 3, 3));
+  EXPECT_THAT(Values<int32_t>(lists.tokens), ElementsAre(0, 1, 0));
+  EXPECT_THAT(Values<float>(lists.probabilities), ElementsAre(0, 1, 0));
+}
+
+TEST_F(DeterministicTilesTest, ListsThatAreCapturedGoOnElsewhere) {
+  Chunk chunk = Listed(2, {1, 2, 3});
+  chunk.lists.weight = 0.25f;
+  kind_ = KindOf(chunk.lists);
+  Add(std::move(chunk));
+  const DeterministicTiles::Content content = tiles_.content({});
+  EXPECT_EQ(content.list_bytes, (3 + 2 + 6) * 8);
+  EXPECT_EQ(DeterministicTiles::MissingFor(content), kMiB);
+  DeterministicTiles restored(kLimits, kHidden);
+  restored.Restore(content, [](const Chunk& of) { return KindOf(of.lists); });
+  EXPECT_EQ(restored.MissingFor(Listed(5, {1})), 0) << "as much is reserved as it needs";
+  const std::vector<Piece> expected = tiles_.TakeAll();
+  const std::vector<Piece> pieces = restored.TakeAll();
+  ASSERT_THAT(pieces, SizeIs(2));
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    EXPECT_EQ(ProductOf(pieces[i]), ProductOf(expected[i]));
+    EXPECT_EQ(pieces[i].chunk.lists.use, ChunkLists::Use::kTargets);
+    EXPECT_EQ(pieces[i].chunk.lists.weight, 0.25f);
+  }
 }
 
 TEST_F(DeterministicTilesTest, APlaceIsTakenFromTheClaimToTheEndOfTheWindow) {
@@ -397,7 +543,7 @@ TEST_F(DeterministicTilesTest, AChunkThatGivesUpFreesItsPlaceAndNoOther) {
   Claim(MakeChunk(1, 2));
   Claim(MakeChunk(3, 2));
   Claim(MakeChunk(5, 2));
-  tiles_.GiveUp(3, 2, DeterministicTiles::Bytes(MakeChunk(3, 2)));
+  tiles_.GiveUp(3, 2, DeterministicTiles::BytesOf(MakeChunk(3, 2)));
   EXPECT_EQ(RoomFor(3, 2), Room::kFree);
   EXPECT_EQ(RoomFor(2, 1), Room::kTaken);
   EXPECT_EQ(RoomFor(5, 1), Room::kTaken);
@@ -411,7 +557,7 @@ int64_t FillFarTiles(DeterministicTiles* tiles) {
     Chunk chunk = MakeChunk(place, kTile);
     if (tiles->RoomFor(chunk) != Room::kFree) return place / kTile - 1;
     tiles->Claim(chunk);
-    const int64_t bytes = DeterministicTiles::Bytes(chunk);
+    const DeterministicTiles::Bytes bytes = DeterministicTiles::BytesOf(chunk);
     tiles->Fill(std::move(chunk), {}, bytes);
   }
 }
@@ -430,7 +576,7 @@ TEST_F(DeterministicTilesTest, AChunkWithoutRoomWaitsAsLongAsSomethingIsUnderWay
   ASSERT_EQ(RoomFor(far, 4), Room::kNone);
   Claim(MakeChunk(0, 4));
   EXPECT_EQ(RoomFor(far, 4), Room::kLater) << "a chunk is claimed";
-  tiles_.GiveUp(0, 4, DeterministicTiles::Bytes(MakeChunk(0, 4)));
+  tiles_.GiveUp(0, 4, DeterministicTiles::BytesOf(MakeChunk(0, 4)));
   EXPECT_EQ(RoomFor(far, 4), Room::kNone);
   Add(0, 4);
   const std::vector<Piece> pieces = tiles_.TakeComplete();
@@ -456,12 +602,12 @@ TEST_F(DeterministicTilesTest, TheMemoryOfAChunkIsFreeOnceAllOfItsPiecesAreDone)
 TEST_F(DeterministicTilesTest, NoOrderOfChunksTakesMoreMemoryThanIsReserved) {
   constexpr int64_t kTokens = 400;
   // With a teacher of so many values, chunks of two tokens, or of one, are the largest.
-  for (const int64_t width : {0, 1, 3}) {
-    SCOPED_TRACE(width);
+  for (const auto& [width, listed] : {std::pair(0, 0), {1, 0}, {3, 0}, {0, 20000}}) {
+    SCOPED_TRACE(width + listed);
     const int64_t most_in_chunk = kTile / (kHidden + width);
-    const int64_t reserved = DeterministicTiles::KeptBytes(kLimits, kHidden) + kTile * width * 4;
     int64_t most = 0;
-    for (uint64_t seed = 1; seed <= 50; ++seed) {
+    int64_t reserved = 0;
+    for (uint64_t seed = 1; seed <= (listed > 0 ? 10 : 50); ++seed) {
       SCOPED_TRACE(seed);
       std::mt19937_64 random(seed);
       std::vector<Chunk> chunks;
@@ -469,11 +615,15 @@ TEST_F(DeterministicTilesTest, NoOrderOfChunksTakesMoreMemoryThanIsReserved) {
       for (int64_t place = 0; place < kTokens; place += chunks.back().tokens) {
         const int64_t tokens = static_cast<int64_t>(random() % static_cast<uint64_t>(most_tokens)) + 1;
         chunks.push_back(Taught(place, std::min(tokens, kTokens - place), width));
+        for (int64_t i = 0; listed > 0 && i < chunks.back().tokens; ++i) {
+          AddList(ChunkLists::Use::kKept, 0, static_cast<int64_t>(random() % static_cast<uint64_t>(listed)),
+                  &chunks.back().lists);
+        }
       }
       // As an adversary sends them: whatever is taken, the last one first.
       std::reverse(chunks.begin(), chunks.end());
       DeterministicTiles tiles(kLimits, kHidden);
-      tiles.WidenForTeacher(width * 4);
+      reserved = DeterministicTiles::KeptBytes(kLimits, kHidden);
       int64_t kept = 0;
       std::vector<std::pair<int64_t, int64_t>> waiting;  // the ends of the chunks in it, and their bytes
       int64_t in_dw = 0;
@@ -484,11 +634,13 @@ TEST_F(DeterministicTilesTest, NoOrderOfChunksTakesMoreMemoryThanIsReserved) {
         ASSERT_NE(next, chunks.end()) << "nothing is under way, and nothing fits";
         Chunk chunk = std::move(*next);
         chunks.erase(next);
-        const int64_t bytes = DeterministicTiles::Bytes(chunk);
-        waiting.emplace_back(*chunk.window_token + chunk.tokens, bytes);
-        kept += bytes;
+        const DeterministicTiles::Bytes bytes = DeterministicTiles::BytesOf(chunk);
+        waiting.emplace_back(*chunk.window_token + chunk.tokens, bytes.rows + bytes.lists);
+        kept += waiting.back().second;
         most = std::max(most, kept);
+        reserved += tiles.MissingFor(chunk);
         ASSERT_LE(kept, reserved);
+        tiles.WidenFor(chunk);
         tiles.Claim(chunk);
         tiles.Fill(std::move(chunk), {}, bytes);
         for (const Piece& piece : tiles.TakeComplete()) {
@@ -543,7 +695,7 @@ TEST_F(DeterministicTilesTest, WhatIsCapturedGoesOnElsewhereAsItWould) {
     Chunk chunk = MakeChunk(5, 1);
     ASSERT_EQ(tiles->RoomFor(chunk), Room::kFree);
     tiles->Claim(chunk);
-    const int64_t bytes = DeterministicTiles::Bytes(chunk);
+    const DeterministicTiles::Bytes bytes = DeterministicTiles::BytesOf(chunk);
     tiles->Fill(std::move(chunk), {}, bytes);
     const std::vector<Piece> pieces = tiles->TakeComplete();
     EXPECT_THAT(Tokens(pieces), ElementsAre(ElementsAre(5), ElementsAre(6, 7)));
