@@ -18,8 +18,8 @@ int64_t ToInteger(const nlohmann::json& value, int64_t least, int64_t most);
 int64_t ToCount(const nlohmann::json& value);
 
 nlohmann::json ToJson(const HeadCheckpoint& head);
-// Chunks in tiles get their sizes, but no bytes yet. The caller still has to check whether a head can have
-// this configuration.
+// Chunks in tiles get their sizes, but no bytes yet; how long lists are is in the file of the tiles. The
+// caller still has to check whether a head can have this configuration.
 HeadCheckpoint HeadFromJson(const nlohmann::json& from);
 
 nlohmann::json ToJson(const DeterministicTiles::Content& tiles);

@@ -57,7 +57,7 @@ void Expect(const std::string& name, int64_t bytes, CheckpointFiles* expected) {
 }
 
 int64_t BytesOf(const DeterministicTiles::Content& tiles, int64_t hidden_size) {
-  int64_t bytes = 0;
+  int64_t bytes = tiles.list_bytes;
   for (const Chunk& chunk : tiles.kept) {
     bytes += chunk.tokens * (8 + hidden_size * kernels::SizeOf(chunk.hidden_type)) +
              static_cast<int64_t>(chunk.token_weights.size() + chunk.lse_gradients.size() +

@@ -3,10 +3,12 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/chunk/token_lists.h"
 #include "server/engine/common/errors.h"
 
 namespace lossd::engine {
@@ -17,6 +19,23 @@ constexpr int64_t kReadBytes = int64_t{4} << 20;
 struct FreeHash {
   void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
 };
+
+// Makes room for the lists of a chunk whose offsets were read, of which the file has `left` bytes for this
+// one and those behind it: no more than that, whatever the offsets say. The rest is ValidateKept's.
+absl::Status SizeLists(int64_t left, Chunk* chunk) {
+  if (chunk->lists.use == ChunkLists::Use::kNone) return absl::OkStatus();
+  int64_t listed = 0;
+  std::memcpy(&listed, chunk->lists.offsets.data() + chunk->lists.offsets.size() - sizeof(listed),
+              sizeof(listed));
+  const int64_t width = chunk->lists.use == ChunkLists::Use::kTargets ? 8 : 4;
+  const auto offsets = static_cast<int64_t>(chunk->lists.offsets.size());
+  if (listed < 0 || listed > kMostListedTokens || offsets + listed * width > left) {
+    return absl::InvalidArgumentError(absl::StrCat("lists of ", listed, " tokens are not there"));
+  }
+  chunk->lists.tokens.resize(static_cast<size_t>(listed) * sizeof(int32_t));
+  if (width == 8) chunk->lists.probabilities.resize(chunk->lists.tokens.size());
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -83,11 +102,19 @@ absl::Status CheckpointReader::LoadTiles(uint64_t session_number, DeterministicT
     if (status.ok()) status = Read(name, offset, std::as_writable_bytes(std::span(data, bytes)));
     offset += static_cast<int64_t>(bytes);
   };
+  int64_t list_bytes = tiles->list_bytes;
   for (Chunk& chunk : tiles->kept) {
-    for (std::string* values :
-         {&chunk.labels, &chunk.token_weights, &chunk.lse_gradients, &chunk.entropy_gradients}) {
+    for (std::string* values : {&chunk.labels, &chunk.token_weights, &chunk.lse_gradients,
+                                &chunk.entropy_gradients, &chunk.lists.offsets}) {
       load(values->data(), values->size());
     }
+    if (!status.ok()) return status;
+    if (absl::Status sized = SizeLists(list_bytes, &chunk); !sized.ok()) {
+      return Damaged(Path(name), sized.message());
+    }
+    list_bytes -= chunk.lists.bytes();
+    load(chunk.lists.tokens.data(), chunk.lists.tokens.size());
+    load(chunk.lists.probabilities.data(), chunk.lists.probabilities.size());
     std::string rows(static_cast<size_t>(chunk.tokens * manifest_.head.config.hidden_size *
                                          kernels::SizeOf(chunk.hidden_type)),
                      '\0');
@@ -97,7 +124,9 @@ absl::Status CheckpointReader::LoadTiles(uint64_t session_number, DeterministicT
     if (absl::Status valid = ValidateKept(chunk, manifest_.head.config); !valid.ok()) {
       return Damaged(Path(name), valid.message());
     }
+    SortTargets(chunk);
   }
+  if (list_bytes != 0) return Damaged(Path(name), absl::StrCat("it has ", list_bytes, " bytes of no list"));
   return status;
 }
 

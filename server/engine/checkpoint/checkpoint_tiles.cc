@@ -21,6 +21,9 @@ constexpr int64_t kMostTileTokens = 4096;
 constexpr int64_t kLeastInteger = std::numeric_limits<int64_t>::min();
 constexpr int64_t kMostInteger = std::numeric_limits<int64_t>::max();
 
+constexpr char kKeptTokens[] = "kept_tokens";
+constexpr char kTargets[] = "target_lists";
+
 [[noreturn]] void Refuse(const char* what) { throw std::invalid_argument(what); }
 
 json PairsToJson(const TokenPairs& pairs) {
@@ -58,6 +61,22 @@ std::optional<Enum> EnumOf(const json& value) {
   return value.get<bool>() ? Enum::kUse : Enum::kIgnore;
 }
 
+// Numbers of the lists' tokens are in the file of the tiles.
+json ListsToJson(const ChunkLists& lists) {
+  if (lists.use == ChunkLists::Use::kKept) return {{"use", kKeptTokens}};
+  return {{"use", kTargets}, {"weight", lists.weight}, {"label_weight", lists.label_weight}};
+}
+ChunkLists ListsFromJson(const json& from) {
+  ChunkLists lists;
+  const auto use = from.at("use").get<std::string>();
+  if (use != kKeptTokens && use != kTargets) Refuse("lists of tokens are for nothing that is known");
+  lists.use = use == kTargets ? ChunkLists::Use::kTargets : ChunkLists::Use::kKept;
+  if (lists.use == ChunkLists::Use::kKept) return lists;
+  lists.weight = from.at("weight").get<float>();
+  lists.label_weight = from.at("label_weight").get<float>();
+  return lists;
+}
+
 json ChunkToJson(const Chunk& chunk) {
   const ChunkOptions& options = chunk.options;
   json object = {{"place", *chunk.window_token},
@@ -76,6 +95,7 @@ json ChunkToJson(const Chunk& chunk) {
   }
   // Left out where there are none, as it is in manifests of servers that know nothing of them.
   if (!chunk.entropy_gradients.empty()) object["entropy_gradients"] = true;
+  if (chunk.lists.use != ChunkLists::Use::kNone) object["lists"] = ListsToJson(chunk.lists);
   return object;
 }
 
@@ -92,6 +112,10 @@ Chunk ChunkFromJson(const json& from) {
   if (from.at("token_weights").get<bool>()) chunk.token_weights.resize(floats);
   if (from.at("lse_gradients").get<bool>()) chunk.lse_gradients.resize(floats);
   if (from.value("entropy_gradients", false)) chunk.entropy_gradients.resize(floats);
+  if (const auto lists = from.find("lists"); lists != from.end()) {
+    chunk.lists = ListsFromJson(*lists);
+    chunk.lists.offsets.resize(2 * floats + sizeof(int64_t));
+  }
   ChunkOptions& options = chunk.options;
   for (const kernels::LossOption& option : kernels::kLossOptions) {
     if (const auto value = FloatOf(from.at(option.name))) options.Set(option.value, *value);
@@ -134,11 +158,13 @@ void Check(const DeterministicTiles::Content& content) {
 json ToJson(const DeterministicTiles::Content& tiles) {
   json kept = json::array();
   for (const Chunk& chunk : tiles.kept) kept.push_back(ChunkToJson(chunk));
-  return {{"tile_tokens", tiles.tile_tokens},
-          {"next_tile", tiles.next_tile},
-          {"taken", PairsToJson(tiles.taken)},
-          {"filled", PairsToJson(tiles.filled)},
-          {"kept", std::move(kept)}};
+  json object = {{"tile_tokens", tiles.tile_tokens},
+                 {"next_tile", tiles.next_tile},
+                 {"taken", PairsToJson(tiles.taken)},
+                 {"filled", PairsToJson(tiles.filled)},
+                 {"kept", std::move(kept)}};
+  if (tiles.list_bytes > 0) object["list_bytes"] = tiles.list_bytes;
+  return object;
 }
 
 DeterministicTiles::Content TilesFromJson(const json& from) {
@@ -148,6 +174,7 @@ DeterministicTiles::Content TilesFromJson(const json& from) {
   tiles.taken = PairsFromJson(from.at("taken"));
   tiles.filled = PairsFromJson(from.at("filled"));
   for (const auto& chunk : from.at("kept")) tiles.kept.push_back(ChunkFromJson(chunk));
+  if (const auto bytes = from.find("list_bytes"); bytes != from.end()) tiles.list_bytes = ToCount(*bytes);
   Check(tiles);
   return tiles;
 }

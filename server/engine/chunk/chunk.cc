@@ -233,7 +233,8 @@ absl::Status ValidateKept(const Chunk& chunk, const HeadConfig& head) {
   if (absl::Status status = ValidateLengths(chunk, head, nullptr); !status.ok()) return status;
   if (absl::Status status = ValidateOptions(chunk, head); !status.ok()) return status;
   if (absl::Status status = ValidateGradientScale(chunk); !status.ok()) return status;
-  return ValidateLabels(chunk, head);
+  if (absl::Status status = ValidateLabels(chunk, head); !status.ok()) return status;
+  return ValidateLists(chunk, head);
 }
 
 int64_t TokenReturns::bytes() const {

@@ -40,7 +40,8 @@ bool IsWeight(const std::string& tensor) {
 absl::Status AppendTiles(const DeterministicTiles::Content& tiles, const StateSink::Append& append) {
   for (const Chunk& chunk : tiles.kept) {
     for (const std::string* values :
-         {&chunk.labels, &chunk.token_weights, &chunk.lse_gradients, &chunk.entropy_gradients}) {
+         {&chunk.labels, &chunk.token_weights, &chunk.lse_gradients, &chunk.entropy_gradients,
+          &chunk.lists.offsets, &chunk.lists.tokens, &chunk.lists.probabilities}) {
       if (absl::Status status = append(std::as_bytes(std::span(*values))); !status.ok()) return status;
     }
     for (const ByteSpan part : chunk.hidden_states.parts()) {

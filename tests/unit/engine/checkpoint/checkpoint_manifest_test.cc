@@ -85,6 +85,43 @@ TEST(CheckpointManifestTest, LaterFieldsAreWrittenOfHeadsThatHaveThemAlone) {
   EXPECT_EQ(*ToText(*read), text);
 }
 
+// The same of lists of tokens in tiles. How long they are all together is in the manifest.
+TEST(CheckpointManifestTest, ListsAreWrittenOfTilesThatHaveThemAlone) {
+  EXPECT_FALSE(Content()["head"]["sessions"][0]["tiles"].contains("list_bytes"));
+  EXPECT_FALSE(Content()["head"]["sessions"][0]["tiles"]["kept"][0].contains("lists"));
+  Manifest manifest = Written();
+  DeterministicTiles::Content& tiles = *manifest.head.sessions[0].tiles;
+  tiles.kept[0].lists.use = ChunkLists::Use::kTargets;
+  tiles.kept[0].lists.weight = 0.1f;
+  tiles.list_bytes = 64;
+  manifest.files[TilesFile(1)].bytes += 64;
+  const std::string text = *ToText(manifest);
+  const auto read = ParseManifest(text, kPath);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*ToText(*read), text);
+  const ChunkLists& lists = read->head.sessions[0].tiles->kept[0].lists;
+  EXPECT_EQ(lists.use, ChunkLists::Use::kTargets);
+  EXPECT_EQ(lists.weight, 0.1f);
+  EXPECT_EQ(lists.label_weight, 0);
+  const std::string tiles_at = "/head/sessions/0/tiles";
+  for (const auto& [pointer, value] :
+       std::vector<std::pair<std::string, json>>{{"/list_bytes", 65},
+                                                 {"/list_bytes", -1},
+                                                 {"/list_bytes", 64.0},
+                                                 {"/list_bytes", 1e300},
+                                                 {"/kept/0/lists/use", "other"},
+                                                 {"/kept/0/lists/use", "kept_tokens"},
+                                                 {"/kept/0/lists/use", 2},
+                                                 {"/kept/0/lists/weight", "1"},
+                                                 {"/kept/0/lists/more", 1},
+                                                 {"/kept/0/lists", json::object()}}) {
+    json content = *Unsealed(text, kPath);
+    content[json::json_pointer(tiles_at + pointer)] = value;
+    EXPECT_EQ(ParseManifest(*Sealed(content), kPath).status().code(), absl::StatusCode::kDataLoss)
+        << pointer << " " << value;
+  }
+}
+
 TEST(CheckpointManifestTest, PastsAreWrittenOfHeadsThatHaveThemAlone) {
   Manifest manifest = Written();
   manifest.head.ancestors.clear();

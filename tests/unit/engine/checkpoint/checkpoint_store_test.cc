@@ -8,9 +8,15 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <initializer_list>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/engine/checkpoint/checkpoint_manifest.h"
 #include "tests/unit/engine/checkpoint/checkpoint_store_fixture.h"
 
@@ -233,6 +239,103 @@ TEST_F(CheckpointStoreTest, LabelsOfNoEntryAreDataLoss) {
   const absl::Status found = Find("a").status();
   EXPECT_EQ(found.code(), absl::StatusCode::kDataLoss);
   EXPECT_NE(found.message().find("labels[1] is"), absl::string_view::npos) << found;
+}
+
+template <typename Value>
+std::string BytesOf(std::initializer_list<Value> values) {
+  return {reinterpret_cast<const char*>(std::data(values)), values.size() * sizeof(Value)};
+}
+
+// Lists of the chunk that a tile holds, whose labels are 1 and that of an ignored token.
+ChunkLists Kept(std::initializer_list<int64_t> offsets, std::initializer_list<int32_t> ids) {
+  return {.use = ChunkLists::Use::kKept, .offsets = BytesOf(offsets), .tokens = BytesOf(ids)};
+}
+ChunkLists Targets(std::initializer_list<int64_t> offsets, std::initializer_list<int32_t> ids,
+                   std::initializer_list<float> probabilities) {
+  ChunkLists lists = Kept(offsets, ids);
+  lists.use = ChunkLists::Use::kTargets;
+  lists.probabilities = BytesOf(probabilities);
+  lists.label_weight = 0.1f;
+  return lists;
+}
+
+class CheckpointListsTest : public CheckpointStoreTest {
+ protected:
+  // Reads what was written. `more`: bytes that the manifest has for lists beyond these.
+  absl::StatusOr<Chunk> WrittenAndRead(const ChunkLists& lists, int64_t more = 0) {
+    absl::StatusOr<std::unique_ptr<CheckpointWriter>> writer = store_->Begin("h", "a");
+    if (!writer.ok()) return writer.status();
+    const auto add = [&](const std::string& name, const std::string& content) {
+      return (*writer)->Add(name, "", [&](const CheckpointWriter::Append& append) {
+        return append(std::as_bytes(std::span(content)));
+      });
+    };
+    const std::string rows(kVocab * kHidden * 4, '\0');
+    const std::string factors(16, '\0');
+    absl::Status status = add(TensorFile("weight"), rows);
+    if (status.ok()) status = add(SessionGradient(4), rows);
+    const std::string hidden(static_cast<size_t>(2 * kHidden * 4 + more), '\0');
+    if (status.ok()) {
+      status = add(TilesFile(4),
+                   absl::StrCat(labels_, factors, lists.offsets, lists.tokens, lists.probabilities, hidden));
+    }
+    if (!status.ok()) return status;
+    HeadCheckpoint head = MakeCheckpoint(1);
+    head.sessions[0].tiles->kept[0].lists = lists;
+    head.sessions[0].tiles->list_bytes = lists.bytes() + more;
+    if (const auto info = store_->Commit(**writer, head); !info.ok()) return info.status();
+    const absl::StatusOr<CheckpointReader> reader = Find("a");
+    if (!reader.ok()) return reader.status();
+    return reader->checkpoint().sessions[0].tiles->kept[0];
+  }
+};
+
+TEST_F(CheckpointListsTest, ListsAreReadAsTheyWereWritten) {
+  for (const ChunkLists& lists : {Kept({0, 2, 5}, {7, 1, 2, 3, 4}), Kept({0, 1, 1}, {1}),
+                                  Targets({0, 2, 3}, {0, 5, 7}, {0.5f, 0.25f, 9})}) {
+    const absl::StatusOr<Chunk> chunk = WrittenAndRead(lists);
+    ASSERT_TRUE(chunk.ok()) << chunk.status();
+    EXPECT_EQ(chunk->lists.use, lists.use);
+    EXPECT_EQ(chunk->lists.offsets, lists.offsets);
+    EXPECT_EQ(chunk->lists.tokens, lists.tokens);
+    EXPECT_EQ(chunk->lists.probabilities, lists.probabilities);
+    EXPECT_EQ(chunk->lists.label_weight, lists.label_weight);
+  }
+  const absl::StatusOr<Chunk> chunk = WrittenAndRead(Targets({0, 2, 2}, {5, 0}, {0.5f, 0.25f}));
+  ASSERT_TRUE(chunk.ok()) << chunk.status();
+  EXPECT_EQ(chunk->lists.tokens, BytesOf<int32_t>({0, 5})) << "in the order that kernels want";
+  EXPECT_EQ(chunk->lists.probabilities, BytesOf({0.25f, 0.5f}));
+}
+
+TEST_F(CheckpointListsTest, ListsThatNoChunkCanHaveAreDataLossAndTakeNoMemory) {
+  constexpr int64_t kHuge = int64_t{1} << 61;
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<std::pair<std::string, ChunkLists>> cases = {
+      {"lists of -1 tokens", Kept({0, 2, -1}, {1, 2})},
+      {"lists of 1048577 tokens", Kept({0, 2, kMostListedTokens + 1}, {1, 2})},
+      {"lists of 2305843009213693952 tokens", Kept({0, 2, kHuge}, {1, 2})},
+      {"lists of 3 tokens", Kept({0, 2, 3}, {1, 2})},
+      {"offsets[0] is 1", Kept({1, 2, 2}, {1, 2})},
+      {"offsets[2] is 1", Kept({0, 2, 1}, {1})},
+      {"it has 4 bytes of no list", Kept({0, 1, 1}, {1, 2})},
+      {"ids[1] is 8", Kept({0, 2, 2}, {1, 8})},
+      {"ids[0] is -1", Kept({0, 2, 2}, {-1, 1})},
+      {"has already", Kept({0, 2, 2}, {1, 1})},
+      {"labels[0] is 1", Kept({0, 2, 2}, {2, 3})},
+      {"is empty", Kept({0, 0, 2}, {2, 3})},
+      {"[0] is nan", Targets({0, 2, 2}, {2, 3}, {kNaN, 0})},
+      {"[1] is -1", Targets({0, 2, 2}, {2, 3}, {0, -1})},
+      {"add up to 2", Targets({0, 2, 2}, {2, 3}, {1, 1})},
+  };
+  for (const auto& [what, lists] : cases) {
+    SCOPED_TRACE(what);
+    const absl::Status status = WrittenAndRead(lists).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(status.message(), HasSubstr(what));
+  }
+  const absl::Status more = WrittenAndRead(Kept({0, 1, 1}, {1}), 8).status();
+  EXPECT_EQ(more.code(), absl::StatusCode::kDataLoss) << more;
+  EXPECT_THAT(more.message(), HasSubstr("it has 8 bytes of no list"));
 }
 
 TEST_F(CheckpointStoreTest, ManifestsThatGoDeepAreDataLoss) {
