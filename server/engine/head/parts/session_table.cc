@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/chunk/chunk_options.h"
-#include "server/engine/chunk/token_lists.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
 #include "server/engine/device/batch_key.h"
@@ -463,12 +462,6 @@ absl::Status SessionTable::CheckPlace(const std::string& session_id, const Chunk
   if (place < 0 || place > kMostPlace) {
     return Invalid(RejectReason::kOption, kWindowToken,
                    absl::StrCat("window_token is ", place, "; it must be in [0, ", kMostPlace, "]"));
-  }
-  if (chunk.lists.use != ChunkLists::Use::kNone) {
-    return Invalid(RejectReason::kOption, FieldOf(chunk.lists),
-                   absl::StrCat(FieldOf(chunk.lists),
-                                " is set; chunks of a deterministic session have no lists of tokens, unless "
-                                "they are of mode LOSS_ONLY"));
   }
   for (const auto& [field, rows] : {std::pair("hidden_states_region", &chunk.hidden_states),
                                     std::pair("teacher_hidden_states_region", &chunk.teacher_hidden)}) {

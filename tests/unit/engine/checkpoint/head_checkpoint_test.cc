@@ -345,6 +345,49 @@ TEST_F(HeadCheckpointTest, ADeterministicSessionComesBackBitForBitAndSavingLeave
   EXPECT_EQ(Attach(session).marks.accepted, 2U);
 }
 
+TEST_F(HeadCheckpointTest, ListsInTilesComeBackBitForBitWithMemoryForThem) {
+  const std::string session = Open("d", 3);
+  const auto send = [this](const LaneAttachment& of, uint64_t sequence, int64_t place, int64_t end,
+                           int64_t most) {
+    while (place < end) {
+      const int64_t last = std::min({place + most, EndOfLists(place), end});
+      Submit(of, Listed(sequence++, place, last - place));
+      place = last;
+    }
+    return sequence;
+  };
+  // What waits: kept tokens of the second and third tile, and both kinds of soft targets.
+  const LaneAttachment lane = Attach(session);
+  uint64_t next = send(lane, 1, 0, 29, 16);
+  next = send(lane, next, 35, 80, 16);
+  const uint64_t sent = next - 1;
+  engine_->WaitIdle();
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
+  next = send(lane, next, 29, 35, 6);
+  send(lane, next, 80, kTokens, 16);
+  engine_->WaitIdle();
+  const int64_t reserved = engine_->budget().reserved();
+  const std::vector<float> undisturbed = Flush();
+
+  for (const Start start : {Start::kEmpty, Start::kKilled}) {
+    SCOPED_TRACE(start == Start::kKilled ? "by a new server" : "at once");
+    if (start == Start::kKilled) StartEngine(start);
+    ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
+    EXPECT_EQ(engine_->budget().reserved(), reserved);
+    const LaneAttachment again = Attach(session);
+    ASSERT_EQ(again.marks.accepted, sent);
+    next = send(again, sent + 1, 29, 35, 2);
+    send(again, next, 80, kTokens, 7);
+    engine_->WaitIdle();
+    EXPECT_EQ(engine_->counters().chunks_rejected, 0U);
+    EXPECT_TRUE(SameBits(Flush(), undisturbed));
+  }
+  memory_limit_bytes_ = reserved - 1;
+  StartEngine(Start::kKilled);
+  ExpectError(restored_.status(), absl::StatusCode::kResourceExhausted, "lists of tokens in a deterministic");
+  EXPECT_TRUE(engine_->Heads().empty()) << "nothing half restored stays";
+}
+
 // A checkpoint is of one head, and a teacher is another one.
 TEST_F(HeadCheckpointTest, ASaveClosesTilesWithSoftTargetsSoThatNothingInItNeedsTheTeacher) {
   const auto teach = [this](float scale) {

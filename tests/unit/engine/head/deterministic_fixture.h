@@ -81,6 +81,42 @@ class DeterministicTest : public ::testing::Test {
     return chunk;
   }
 
+  // Tokens with lists of tokens, as their places say; the end of the places with the same.
+  static ChunkLists::Use UseAt(int64_t place) {
+    if (place < 20 || place >= 130) return ChunkLists::Use::kNone;
+    return place < 43 || place >= 100 ? ChunkLists::Use::kKept : ChunkLists::Use::kTargets;
+  }
+  static int64_t EndOfLists(int64_t place) {
+    for (const int64_t end : {20, 43, 70, 100, 130}) {
+      if (place < end) return end;
+    }
+    return kTokens;
+  }
+  // Lists are short and long, so that what they are on average depends on the cut. Those of ignored tokens
+  // are as others.
+  static Chunk Listed(uint64_t sequence, int64_t place, int64_t tokens, uint64_t generation = 1) {
+    Chunk chunk = MakeChunk(sequence, place, tokens, generation);
+    chunk.lists.use = UseAt(place);
+    if (chunk.lists.use == ChunkLists::Use::kNone) return chunk;
+    chunk.options.loss.label_smoothing = 0;
+    if (place >= 43 && place < 70) chunk.lists.label_weight = 0.5f;
+    std::vector<int64_t> offsets = {0};
+    for (int64_t token = place; token < place + tokens; ++token) {
+      const int64_t size = token % 9 == 4 ? 40 : 1 + token % 5;
+      for (int64_t i = 0; i < size; ++i) {
+        // Beginning with the label, and in no order.
+        const auto listed = static_cast<int32_t>((token * 13 + i * 7) % kVocab);
+        const float probability = 0.8f / static_cast<float>(size);
+        chunk.lists.tokens.append(reinterpret_cast<const char*>(&listed), 4);
+        if (chunk.lists.use != ChunkLists::Use::kTargets) continue;
+        chunk.lists.probabilities.append(reinterpret_cast<const char*>(&probability), 4);
+      }
+      offsets.push_back(offsets.back() + size);
+    }
+    chunk.lists.offsets.assign(reinterpret_cast<const char*>(offsets.data()), offsets.size() * 8);
+    return chunk;
+  }
+
   absl::StatusOr<OpenedSession> TryOpen(const std::string& client, int32_t rank, int32_t lanes = 1) {
     return engine_->OpenSession("h", {client, rank, lanes, Deterministic::kYes});
   }

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "server/engine/chunk/token_lists.h"
 #include "server/engine/common/errors.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/head/deterministic_fixture.h"
@@ -385,33 +384,6 @@ TEST_F(DeterministicTest, AWaitForAPlaceEndsWithTheLook) {
   done = true;
   looking.join();
   EXPECT_EQ(answer.error.code(), absl::StatusCode::kResourceExhausted);
-}
-
-TEST_F(DeterministicTest, ListsOfTokensGiveLossesAlone) {
-  const LaneAttachment lane = Attach(Open("c", 0));
-  const int64_t offsets[] = {0, kVocab};
-  uint64_t sequence = 0;
-  for (const ChunkLists::Use use : {ChunkLists::Use::kKept, ChunkLists::Use::kTargets}) {
-    Chunk chunk = MakeChunk(++sequence, 120, 1);
-    chunk.lists.use = use;
-    chunk.lists.offsets.assign(reinterpret_cast<const char*>(offsets), sizeof(offsets));
-    for (int32_t token = 0; token < kVocab; ++token) {
-      chunk.lists.tokens.append(reinterpret_cast<const char*>(&token), sizeof(token));
-    }
-    if (use == ChunkLists::Use::kTargets) {
-      chunk.lists.probabilities.assign(kVocab * sizeof(float), '\0');
-      chunk.lists.label_weight = 1;
-    }
-    Chunk losses = chunk;
-    losses.sequence = ++sequence;
-    losses.mode = ComputeMode::kLossOnly;
-    losses.window_token.reset();
-    const ChunkAnswer refused = AnswerOf(lane, std::move(chunk));
-    EXPECT_EQ(refused.disposition, Disposition::kRejected);
-    EXPECT_EQ(refused.error.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(FieldOf(refused.error), FieldOf(losses.lists));
-    EXPECT_EQ(AnswerOf(lane, std::move(losses)).disposition, Disposition::kAccumulated);
-  }
 }
 
 TEST_F(DeterministicTest, AFrozenHeadTakesItForGranted) {

@@ -4,9 +4,12 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "server/engine/checkpoint/checkpoint_store.h"
 #include "server/engine/common/errors.h"
+#include "tests/unit/engine/checkpoint/checkpoint_folder.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::token_lists_test {
@@ -124,6 +127,39 @@ TEST(KeptTokens, AGroupOfDevicesRefusesThem) {
   EXPECT_THAT(answer.error.message(), HasSubstr("several devices; use a server of one device"));
   fixture.Submit(lane, EngineFixture::MakeChunk(2, 1));
   EXPECT_EQ(listener->AwaitAnswers(2)[1].disposition, Disposition::kAccumulated);
+}
+
+// Gradients of a deterministic session may still have to be computed when it is saved.
+TEST(KeptTokens, ACheckpointWithListsIsRefusedWhereTheyCannotBeComputed) {
+  const CheckpointFolder folder;
+  const auto options = [&folder] {
+    EngineOptions with_folder;
+    with_folder.checkpoints = *CheckpointStore::Open(folder.path());
+    return with_folder;
+  };
+  {
+    EngineFixture fixture(options());
+    const auto opened = fixture.engine->OpenSession("h", "d", 0, 1, Deterministic::kYes);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    const auto listener = std::make_shared<RecordingListener>();
+    const LaneAttachment lane = fixture.Attach(opened->info.session_id, listener);
+    Chunk chunk = WithList(1, 2);
+    chunk.window_token = 0;
+    fixture.Submit(lane, std::move(chunk));
+    ASSERT_EQ(listener->AwaitAnswers(1)[0].disposition, Disposition::kAccumulated);
+    ASSERT_TRUE(fixture.engine->SaveCheckpoint("h", "a").ok());
+  }
+  const auto restore = [&options](FakeOptions device) {
+    EngineFixture fixture(options(), std::move(device));
+    return fixture.engine->RestoreCheckpoint("h", "a").status();
+  };
+  absl::Status refused = restore({.longest_list = 1});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("a list of 2 tokens"));
+  refused = restore({.group = {.ranks = {{}, {}}}});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("several devices"));
+  EXPECT_TRUE(restore({}).ok());
 }
 
 TEST(KeptTokens, AListThatTheWorkspaceHasNoRoomForIsRejectedAlone) {
