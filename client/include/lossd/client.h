@@ -362,13 +362,12 @@ struct Batch {
   std::span<const float> entropy_gradients = {};
   // Given: a token's distribution is over its list alone (the kept set of a sampler), in any order and with
   // the label in it; of an ignored token it may be empty. Loss, returns and gradients are of that
-  // distribution. INVALID_ARGUMENT together with label_smoothing, a distillation or top_k, and for gradients
-  // of a deterministic session; UNIMPLEMENTED where heads lie over several devices. Of the longest list there
-  // are at most 2^20 tokens, and chunks are cut as if all lists were as long.
+  // distribution. INVALID_ARGUMENT together with label_smoothing, a distillation or top_k; UNIMPLEMENTED
+  // where heads lie over several devices. Of the longest list there are at most 2^20 tokens, and chunks are
+  // cut as if all lists were as long.
   TokenLists kept_tokens = {};
-  // INVALID_ARGUMENT together with label_smoothing, a distillation or kept_tokens, and for gradients of a
-  // deterministic session; UNIMPLEMENTED where heads lie over several devices or have fixed_segments. Limits
-  // are those of kept_tokens.
+  // INVALID_ARGUMENT together with label_smoothing, a distillation or kept_tokens; UNIMPLEMENTED where heads
+  // lie over several devices or have fixed_segments. Limits are those of kept_tokens.
   TargetLists target_lists = {};
   // Multiplies the z-loss's part of the gradients instead of gradient_scale; not for kMean, which has
   // z_normalizer.

@@ -207,8 +207,8 @@ class Session:
             twice; an ignored token's may be empty. Not with label_smoothing, a distillation or top_k
             (InvalidArgumentError), nor where heads lie over several devices (UnimplementedError).
         target_lists: soft targets on a list of ids for each token. Not with label_smoothing, a distillation or
-            kept_tokens, and not for gradients of a deterministic session (InvalidArgumentError), nor where heads lie
-            over several devices or have fixed_segments (UnimplementedError).
+            kept_tokens (InvalidArgumentError), nor where heads lie over several devices or have fixed_segments
+            (UnimplementedError).
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
         hold: a number of both phases of one batch, by which the head's held_bytes keep what mode="loss" has computed
             for mode="gradients" of the same tokens, and the session's held_hidden_bytes their hidden states, which are

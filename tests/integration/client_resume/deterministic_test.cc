@@ -1,5 +1,6 @@
 // Deterministic sessions through real gRPC: dW has the same bits whatever the size of chunks and of batches,
-// the order of these, the number of lanes, and the network do, with soft targets and without.
+// the order of these, the number of lanes, and the network do, with soft targets and without, over all tokens
+// and over lists of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,12 +42,20 @@ struct Stretch {
   float softcap;
   const char* teacher;  // null: none
   float temperature;
+  enum Lists { kNone, kKept, kTargets } lists = kNone;
 };
-constexpr Stretch kStretches[] = {
-    {150, 0, 0, 1, 0, nullptr, 1},        {200, 0.1F, 0, 1, 0, nullptr, 1},
-    {270, 0.1F, 0, 1, 0, "narrow", 1},    {300, 0.1F, 0, 1, 0, "wide", 1},
-    {420, 0, 1e-3F, 0.25F, 0, "wide", 2}, {500, 0.2F, 1e-4F, 0.25F, 5, nullptr, 1},
-    {600, 0, 0, 2, 5, "narrow", 3},       {kTokens, 0, 0, 2, 5, nullptr, 1}};
+constexpr Stretch kStretches[] = {{100, 0, 0, 1, 0, nullptr, 1},
+                                  {150, 0, 0, 1, 0, nullptr, 1, Stretch::kKept},
+                                  {200, 0.1F, 0, 1, 0, nullptr, 1},
+                                  {270, 0.1F, 0, 1, 0, "narrow", 1},
+                                  {300, 0.1F, 0, 1, 0, "wide", 1},
+                                  {370, 0, 1e-3F, 0.25F, 0, "wide", 2},
+                                  {420, 0, 1e-3F, 0.25F, 5, nullptr, 1, Stretch::kTargets},
+                                  {500, 0.2F, 1e-4F, 0.25F, 5, nullptr, 1},
+                                  {550, 0, 0, 2, 5, "narrow", 3},
+                                  {620, 0, 0, 2, 5, nullptr, 1, Stretch::kTargets},
+                                  {670, 0, 1e-3F, 2, 5, nullptr, 1, Stretch::kKept},
+                                  {kTokens, 0, 0, 2, 5, nullptr, 1}};
 constexpr int64_t kNarrow = 6;  // hidden sizes of the teachers
 constexpr int64_t kWide = 28;
 
@@ -70,6 +79,14 @@ class DeterministicClientTest : public ::testing::Test {
         weights_(RandomFloats(kTokens, 5)),
         teacher_hidden_(RandomFloats(kTokens * kWide, 6)) {
     for (int64_t i = 0; i < kTokens; i += 5) labels_[static_cast<size_t>(i)] = -100;
+    for (size_t i = 0; i < labels_.size(); ++i) {
+      // Each with its label, if it has one, and of a length of its own.
+      const size_t size = i % 11 == 3 ? 50 : 1 + i % 4;
+      const auto first = static_cast<int32_t>(std::max<int64_t>(labels_[i], 0));
+      for (size_t k = 0; k < size; ++k) listed_.push_back((first + static_cast<int32_t>(k * 7)) % kVocab);
+      probabilities_.insert(probabilities_.end(), size, 0.75F / static_cast<float>(size));
+      offsets_.push_back(std::ssize(listed_));
+    }
     const Head head = HeadAt(server_.target());
     const auto written = head.WriteWeights(DataType::kFloat32, RandomFloats(kVocab * kHidden, 1).data());
     EXPECT_TRUE(written.ok()) << written.status();
@@ -97,7 +114,19 @@ class DeterministicClientTest : public ::testing::Test {
     return {.chunk_bytes = chunk_tokens * kRowBytes, .lanes = lanes, .deterministic = Deterministic::kYes};
   }
 
-  Batch BatchOf(int64_t first, int64_t end) const {
+  template <typename Value>
+  std::span<const Value> PartOf(const std::vector<Value>& listed, int64_t first, int64_t end) const {
+    const auto begin = static_cast<size_t>(offsets_[static_cast<size_t>(first)]);
+    return std::span(listed).subspan(begin, static_cast<size_t>(offsets_[static_cast<size_t>(end)]) - begin);
+  }
+  // Until the next call.
+  TokenLists ListsOf(int64_t first, int64_t end) {
+    batch_offsets_.assign(offsets_.begin() + first, offsets_.begin() + end + 1);
+    for (int64_t& offset : batch_offsets_) offset -= offsets_[static_cast<size_t>(first)];
+    return {.offsets = batch_offsets_, .tokens = PartOf(listed_, first, end)};
+  }
+
+  Batch BatchOf(int64_t first, int64_t end) {
     const Stretch& stretch = StretchOf(first);
     Batch batch{
         .labels = std::span(labels_).subspan(static_cast<size_t>(first), static_cast<size_t>(end - first)),
@@ -107,6 +136,11 @@ class DeterministicClientTest : public ::testing::Test {
     batch.loss.lse_square_scale = stretch.lse_square_scale;
     batch.loss.softcap = stretch.softcap;
     batch.token_weights = std::span(weights_).subspan(static_cast<size_t>(first), batch.labels.size());
+    if (stretch.lists == Stretch::kKept) batch.kept_tokens = ListsOf(first, end);
+    if (stretch.lists == Stretch::kTargets) {
+      batch.target_lists = {.lists = ListsOf(first, end), .label_weight = 0.25F};
+      batch.target_lists.probabilities = PartOf(probabilities_, first, end);
+    }
     if (stretch.teacher != nullptr) {
       const int64_t width = stretch.teacher == std::string_view("narrow") ? kNarrow : kWide;
       batch.distillation = {.teacher = stretch.teacher,
@@ -154,6 +188,10 @@ class DeterministicClientTest : public ::testing::Test {
   std::vector<float> hidden_;
   std::vector<float> weights_;
   std::vector<float> teacher_hidden_;  // of the wide one; the narrow one takes the beginning
+  std::vector<int64_t> offsets_ = {0};
+  std::vector<int32_t> listed_;
+  std::vector<float> probabilities_;
+  std::vector<int64_t> batch_offsets_;
 };
 
 TEST_F(DeterministicClientTest, TheBitsAreTheSameInSixtyRandomSchedules) {
@@ -223,7 +261,8 @@ TEST_F(DeterministicClientTest, AProcessThatWasRestartedSaysWhereItGoesOn) {
   {
     auto session = head.OpenSession(options);
     ASSERT_TRUE(session.ok()) << session.status();
-    Compute(*session, 0, 150);
+    Compute(*session, 0, 100);
+    Compute(*session, 100, 150);
     const auto result = session->Compute(BatchOf(150, 200), {});
     ASSERT_TRUE(result.ok()) << result.status();
     sequences = result->first_sequences;
@@ -257,6 +296,33 @@ TEST_F(DeterministicClientTest, APlaceThatIsTakenIsRejectedAndRanksMustDiffer) {
   const absl::Status other = head.OpenSession(Deterministically()).status();
   EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(other.message(), HasSubstr("rank is 0"));
+}
+
+TEST(DeterministicClient, ListsThatFindNoMemoryAreRefusedAndLeaveTheirPlacesFree) {
+  TestServerOptions options;
+  options.engine.chunk_limits = {.max_chunk_bytes = 100 * kRowBytes, .max_chunk_tokens = 100};
+  options.engine.memory_limit_bytes = (8 << 20) + (1 << 20);  // room for the session, and for no lists
+  TestServer server(options);
+  auto client = Client::Connect(server.target(), {});
+  ASSERT_TRUE(client.ok()) << client.status();
+  auto head = (*client)->CreateHead(
+      {.name = "head", .vocab_size = kVocab, .hidden_size = kHidden, .weight_type = DataType::kFloat32});
+  ASSERT_TRUE(head.ok()) << head.status();
+  ASSERT_TRUE(head->WriteWeights(DataType::kFloat32, RandomFloats(kVocab * kHidden, 1).data()).ok());
+  auto session = head->OpenSession({.deterministic = Deterministic::kYes});
+  ASSERT_TRUE(session.ok()) << session.status();
+  const std::vector<int64_t> labels = {3, 5};
+  const std::vector<float> hidden = RandomFloats(2 * kHidden, 2);
+  const std::vector<int64_t> offsets = {0, 2, 3};
+  const std::vector<int32_t> listed = {3, 4, 5};
+  Batch batch{.labels = labels, .hidden_states = hidden.data()};
+  batch.kept_tokens = {.offsets = offsets, .tokens = listed};
+  const absl::Status refused = session->Compute(batch, {}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("lists of tokens in a deterministic session of head head"));
+  batch.kept_tokens = {};
+  batch.window_token = 0;
+  EXPECT_TRUE(session->Compute(batch, {}).ok());
 }
 
 TEST(DeterministicClient, ASessionThatFindsNoMemoryIsRefusedAtOnce) {

@@ -139,11 +139,19 @@ def test_what_is_refused(heads: Any) -> None:
         linear_cross_entropy(hidden, target, head.remote, kept_tokens=(offsets, wrong))
 
 
-def test_deterministic_sessions_give_values_alone(heads: Any) -> None:
-    head, hidden, target = heads(deterministic=True), hidden_states(6), labels(6)
-    lists, mask = keep(target)
-    with torch.no_grad():
-        found = token_log_probs(hidden, target, head.remote, kept_tokens=lists)
-    assert distance(found, masked(Reference(head, hidden), mask, target)[0]) < 2e-6
-    with pytest.raises(lossd.InvalidArgumentError, match="deterministic session"):
-        linear_cross_entropy(hidden, target, head.remote, kept_tokens=lists).backward()
+def test_the_bits_of_a_deterministic_session_are_the_same_in_any_cut(heads: Any) -> None:
+    head, hidden, target = heads(deterministic=True), hidden_states(40), labels(40, masked=0.2)
+    (offsets, ids), mask = keep(target)
+    gradients = []
+    for size in (40, 7, 1):
+        for first in range(0, 40, size):
+            last = min(first + size, 40)
+            lists = (offsets[first : last + 1] - offsets[first], ids[offsets[first] : offsets[last]])
+            linear_cross_entropy(
+                hidden[first:last], target[first:last], head.remote, reduction="sum", kept_tokens=lists, grad_scale=1.0
+            ).backward()
+        gradients.append(head.gradients()[0])
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
+    reference = Reference(head, hidden)
+    (-masked(reference, mask, target)[0]).sum().backward()
+    check_weight_gradient(head, gradients[0], reference.weight.grad)

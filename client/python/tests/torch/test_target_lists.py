@@ -176,14 +176,25 @@ def test_what_is_refused(heads: Any) -> None:
     refused(bad, "ids\\[0\\] is 61", offsets, wrong, probabilities)
 
 
-def test_deterministic_sessions_give_values_alone(heads: Any) -> None:
-    head, hidden, target = heads(deterministic=True), hidden_states(6), labels(6)
-    lists, probabilities, mask = teach(target)
-    with torch.no_grad():
-        found = linear_cross_entropy(hidden, target, head.remote, target_lists=lists)
-    assert distance(found, divergence(Reference(head, hidden), probabilities, mask, target).mean()) < 3e-6
-    with pytest.raises(lossd.InvalidArgumentError, match="deterministic session"):
-        linear_cross_entropy(hidden, target, head.remote, target_lists=lists).backward()
+def test_the_bits_of_a_deterministic_session_are_the_same_in_any_cut(heads: Any) -> None:
+    head, hidden, target = heads(deterministic=True), hidden_states(40), labels(40, masked=0.2)
+    whole, probabilities, mask = teach(target)
+    gradients = []
+    for size in (40, 7, 1):
+        for first in range(0, 40, size):
+            last = min(first + size, 40)
+            begin, end = int(whole.offsets[first]), int(whole.offsets[last])
+            lists = lossd.TargetLists(
+                whole.offsets[first : last + 1] - begin, whole.ids[begin:end], whole.probabilities[begin:end]
+            )
+            linear_cross_entropy(
+                hidden[first:last], target[first:last], head.remote, reduction="sum", target_lists=lists, grad_scale=1.0
+            ).backward()
+        gradients.append(head.gradients()[0])
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
+    reference = Reference(head, hidden)
+    divergence(reference, probabilities, mask, target).sum().backward()
+    check_weight_gradient(head, gradients[0], reference.weight.grad)
 
 
 def top_k(target: Tensor, k: int = 6) -> tuple[Tensor, Tensor]:
