@@ -191,7 +191,7 @@ TEST_F(DeterministicListsTest, RowsAreAddedWithTheWeightsTheyWereAnsweredWith) {
     return Settled();
   };
   // A session that adds what comes as it comes: the tile has 16 tokens from 48 on.
-  const auto opened = engine_->OpenSession("h", "plain", 9, 1);
+  const auto opened = engine_->OpenSession("h", {"plain", 9, 1});
   ASSERT_TRUE(opened.ok());
   const LaneAttachment plain = Attach(opened->info.session_id);
   Submit(plain, Listed(1, 44, 4));

@@ -139,7 +139,7 @@ TEST(KeptTokens, ACheckpointWithListsIsRefusedWhereTheyCannotBeComputed) {
   };
   {
     EngineFixture fixture(options());
-    const auto opened = fixture.engine->OpenSession("h", "d", 0, 1, Deterministic::kYes);
+    const auto opened = fixture.engine->OpenSession("h", {"d", 0, 1, Deterministic::kYes});
     ASSERT_TRUE(opened.ok()) << opened.status();
     const auto listener = std::make_shared<RecordingListener>();
     const LaneAttachment lane = fixture.Attach(opened->info.session_id, listener);
