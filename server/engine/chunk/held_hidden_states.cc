@@ -180,8 +180,10 @@ HeldHiddenStates::Batches::iterator HeldHiddenStates::FindBatch(uint64_t number)
                       [number](const Batch& batch) { return batch.number == number; });
 }
 
+int64_t HeldHiddenStates::MostPieces() const { return kFewPieces + limit_ / kBytesOfPiece; }
+
 bool HeldHiddenStates::HasRoom(int64_t bytes) const {
-  return *used_ + bytes <= limit_ && pieces_ < kFewPieces + limit_ / kBytesOfPiece;
+  return *used_ + bytes <= limit_ && pieces_ < MostPieces();
 }
 
 int64_t HeldHiddenStates::FreeWithout(uint64_t number) const {
@@ -199,9 +201,12 @@ int64_t HeldHiddenStates::FreeWithout(uint64_t number) const {
 HeldHiddenStates::Rows HeldHiddenStates::MakeRoom(uint64_t number, int64_t bytes) {
   const MutexLock lock(mutex_);
   // Others would go for nothing.
+  const auto own = FindBatch(number);
+  const int64_t own_pieces = own == batches_.end() ? 0 : static_cast<int64_t>(own->pieces.size());
+  if (own_pieces >= MostPieces()) return nullptr;
   if (!HasRoom(bytes) && FreeWithout(number) < bytes) return nullptr;
   for (auto oldest = batches_.begin(); !HasRoom(bytes);) {
-    if (oldest != batches_.end() && oldest->number == number) ++oldest;
+    if (oldest == own && own != batches_.end()) ++oldest;
     if (oldest == batches_.end()) return nullptr;
     pieces_ -= static_cast<int64_t>(oldest->pieces.size());
     oldest = batches_.erase(oldest);

@@ -76,6 +76,7 @@ class HeldHiddenStates {
   // What would be free if all batches but this one went.
   int64_t FreeWithout(uint64_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Batches::iterator FindBatch(uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t MostPieces() const;
   bool HasRoom(int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::atomic<int64_t> limit_;

@@ -24,6 +24,14 @@ void KeepOperands(Chunk& chunk) {
   }
 }
 
+// Whether a server with other devices, or more memory for them, would take the chunk: a head may come to one
+// with its sessions.
+bool IsOfThisServer(const absl::Status& rejection, const Chunk& chunk) {
+  if (rejection.ok() || chunk.lists.use == ChunkLists::Use::kNone) return false;
+  const bool too_long = ReasonOf(rejection) == RejectReason::kChunkTooLarge;
+  return absl::IsUnimplemented(rejection) || (too_long && FieldOf(rejection) == FieldOf(chunk.lists));
+}
+
 // What can only be done with a chunk whose tensors are at the leader.
 absl::Status CheckHolder(const Chunk& chunk, bool deterministic) {
   if (chunk.holder() == 0) return absl::OkStatus();
@@ -80,11 +88,16 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   }
   // A chunk that is rejected for a reason that may go away is remembered: otherwise its repeat would pass for
   // one that was taken.
-  bool remembered = chunk.options.distillation.has_value();
+  bool remembered = chunk.options.distillation.has_value() || IsOfThisServer(rejection, chunk);
   const bool placed = *admission == Admission::kTake && HasWeightGradient(chunk.mode) &&
                       sessions_.IsDeterministic(lane.session_id);
   if (placed && rejection.ok()) {
     rejection = MakeRoomLocked(lane.session_id, chunk);
+    const bool of_lists = chunk.lists.use != ChunkLists::Use::kNone;
+    if (of_lists && absl::IsResourceExhausted(rejection) && sessions_.MakesRoom(lane.session_id)) {
+      sessions_.Wait(lane, std::move(resume));
+      return Submission::kWait;
+    }
     remembered = remembered || !rejection.ok();
   }
   if (absl::Status refusal = RefusalLocked(*admission, chunk, rejection, remembered, lane); !refusal.ok()) {

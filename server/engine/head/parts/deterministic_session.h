@@ -26,7 +26,10 @@ inline void Drop(SessionMemory& memory) { const SessionMemory gone = std::exchan
 
 struct DeterministicSession {
   SessionMemory memory;  // the device thread's
-  MemoryPlan plan;       // what is reserved, with `more_memory`; guarded by the head's mutex
+  // For rows of teachers and for lists in the tiles: made when the first of them come, and wider or longer
+  // ones. Goes after the tiles, whose memory it stands for.
+  std::vector<std::unique_ptr<MemoryReservation>> more_memory;
+  MemoryPlan plan;  // what is reserved, with `more_memory`; guarded by the head's mutex
   const std::string id;
   const int32_t rank;
   const uint64_t number;     // the session's, among those of its head
@@ -35,9 +38,6 @@ struct DeterministicSession {
   absl::Time waiting_since = absl::InfiniteFuture();
   // Chunks that have their places and are not all in dW, by the numbers of the heads that teach them.
   std::map<uint64_t, int64_t> taught = {};
-  // For rows of teachers and for lists in the tiles: made when the first of them come, and wider or longer
-  // ones.
-  std::vector<std::unique_ptr<MemoryReservation>> more_memory = {};
 
   void Keep(std::unique_ptr<MemoryReservation> more) {
     plan.insert(plan.end(), more->plan().begin(), more->plan().end());

@@ -86,7 +86,8 @@ struct DeterministicTiles::Stored {
   BatchKey kind;
   Bytes bytes;
   std::weak_ptr<Head> teacher;
-  int64_t segments = 0;  // that are not in dW
+  int64_t segments = 0;      // that are not in dW
+  int64_t piece_tokens = 1;  // a piece of such rows ends at each multiple of so many places
 };
 
 int64_t DeterministicTiles::TileTokens(const ChunkLimits& limits, int64_t hidden_size) {
@@ -102,7 +103,8 @@ int64_t DeterministicTiles::KeptBytes(const ChunkLimits& limits, int64_t hidden_
 DeterministicTiles::DeterministicTiles(const ChunkLimits& limits, int64_t hidden_size)
     : tile_tokens_(TileTokens(limits, hidden_size)),
       most_bytes_(KeptBytes(limits, hidden_size)),
-      most_far_bytes_(kFarChunks * LargestChunk(limits)) {}
+      most_far_bytes_(kFarChunks * LargestChunk(limits)),
+      most_piece_bytes_(limits.max_chunk_bytes) {}
 
 DeterministicTiles::Bytes DeterministicTiles::BytesOf(const Chunk& chunk) {
   const int64_t lists = chunk.lists.bytes();
@@ -133,7 +135,7 @@ DeterministicTiles::Room DeterministicTiles::RoomFor(const Chunk& chunk) const {
   const bool rows_fit = bytes.rows <= (near ? most_bytes_ : most_far_bytes_) - kept_.rows;
   const bool lists_fit = near || bytes.lists == 0 || bytes.lists <= kFarListBytes - kept_.lists;
   if (rows_fit && lists_fit) return Room::kFree;
-  if (claimed_ > 0 || handed_out_ > 0) return Room::kLater;
+  if (MakesRoom()) return Room::kLater;
   // The reserve is large enough for all chunks with places in this tile.
   return near ? Room::kFree : Room::kNone;
 }
@@ -184,22 +186,32 @@ void DeterministicTiles::Fill(Chunk chunk, const BatchKey& kind, const Bytes& by
   const int64_t begin = place;
   const int64_t end = place + chunk.tokens;
   auto stored = std::make_shared<Stored>(Stored{std::move(chunk), kind, bytes, std::move(teacher), 0});
+  stored->piece_tokens = PieceTokens(stored->chunk);
   while (place < end) {
-    const int64_t tile = TileOf(place);
-    const int64_t tokens = std::min(end, (tile + 1) * tile_tokens_) - place;
+    const int64_t tokens = std::min(end, (place / stored->piece_tokens + 1) * stored->piece_tokens) - place;
     const bool whole = tokens == end - begin;
     segments_.emplace(
         place,
         Segment{stored, tokens, whole ? std::exchange(lists, {}) : SliceLists(lists, place - begin, tokens)});
     ++stored->segments;
-    filled_[tile] += tokens;
+    filled_[TileOf(place)] += tokens;
     place += tokens;
   }
   --claimed_;
 }
 
+// A product takes as much at once as a chunk may bring. Rows of a teacher may be so wide that those of a tile
+// are more.
+int64_t DeterministicTiles::PieceTokens(const Chunk& chunk) const {
+  if (chunk.teacher_hidden.size() == 0) return tile_tokens_;
+  const int64_t row_bytes = chunk.hidden_states.size() / chunk.tokens + TeacherRowBytes(chunk);
+  const auto most = static_cast<uint64_t>(std::max<int64_t>(1, most_piece_bytes_ / row_bytes));
+  return std::min(tile_tokens_, static_cast<int64_t>(std::bit_floor(most)));
+}
+
 void DeterministicTiles::Take(int64_t tile, std::vector<Piece>* pieces) {
   const size_t before = pieces->size();
+  int64_t piece_end = 0;  // the first place that is too far for the last of them
   struct Parts {
     std::vector<ByteSpan> hidden_states;
     std::vector<ByteSpan> teacher_hidden;
@@ -209,10 +221,12 @@ void DeterministicTiles::Take(int64_t tile, std::vector<Piece>* pieces) {
   while (it != segments_.end() && TileOf(it->first) == tile) {
     const Segment& segment = it->second;
     const Stored& stored = *segment.rows;
-    const bool same = pieces->size() > before && SameProduct(pieces->back(), stored.kind, stored.chunk);
+    const bool same = pieces->size() > before && it->first < piece_end &&
+                      SameProduct(pieces->back(), stored.kind, stored.chunk);
     if (!same || !CutToFit(it, pieces->back())) {
       pieces->push_back(Begin(it));
       parts.emplace_back();
+      piece_end = (it->first / stored.piece_tokens + 1) * stored.piece_tokens;
       CutToFit(it, pieces->back());
     }
     Append(it->first, segment, &pieces->back());
@@ -245,6 +259,8 @@ DeterministicTiles::Piece DeterministicTiles::Begin(Segments::const_iterator it)
   // At once, so that lists take no more memory here than they did in their segments.
   int64_t listed = 0;
   for (const int64_t tile = TileOf(it->first); it != segments_.end() && TileOf(it->first) == tile; ++it) {
+    const Stored& next = *it->second.rows;
+    if (!SameProduct(piece, next.kind, next.chunk) || listed >= kMostListedTokens) break;
     listed += ListedTokens(it->second.lists);
   }
   ReserveLists(std::min(listed, kMostListedTokens), first.kind.lists.use, &piece.chunk.lists);

@@ -3,8 +3,8 @@
 //
 // A place is claimed when its chunk is taken, and filled when the chunk was answered. A tile whose places are
 // all filled is handed out once those before it were, in pieces: a piece is one product, of rows that have
-// everything but themselves in common, and whose lists hold no more tokens than a chunk's. Absent and ignored
-// rows are as if they were not there.
+// everything but themselves in common, whose lists hold no more tokens than a chunk's and whose hidden states
+// are no larger than those of one. Absent and ignored rows are as if they were not there.
 //
 // Not thread-safe: Head guards it with its mutex.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_DETERMINISTIC_TILES_H_
@@ -81,6 +81,8 @@ class DeterministicTiles {
   std::vector<Piece> TakeAll();
   // The same for the tiles that hold rows with a teacher, the head with this number if one is given.
   std::vector<Piece> TakeTaught(std::optional<uint64_t> by);
+  // Whether there are chunks or pieces under way, which make room when they are done.
+  bool MakesRoom() const { return claimed_ > 0 || handed_out_ > 0; }
   // A piece is in dW. How many chunks are now that were not.
   int64_t Done(const Piece& piece);
   // Whether everything that was filled is in dW.
@@ -117,6 +119,7 @@ class DeterministicTiles {
   };
   using Segments = std::map<int64_t, Segment>;  // by the place they begin at
   void Take(int64_t tile, std::vector<Piece>* pieces);
+  int64_t PieceTokens(const Chunk& chunk) const;
   // An empty piece for what the segment begins.
   Piece Begin(Segments::const_iterator it) const;
   // Has the segment end where the lists of the piece that it is to go into would be too long. False if not
@@ -133,6 +136,7 @@ class DeterministicTiles {
   const int64_t tile_tokens_;
   int64_t most_bytes_;                // of rows in all
   const int64_t most_far_bytes_;      // that others may have than those of the first incomplete tile
+  const int64_t most_piece_bytes_;    // of the hidden states of a product
   std::map<int64_t, int64_t> taken_;  // ends by beginnings, of places; no two touch
   Segments segments_;
   std::map<int64_t, int64_t> filled_;  // tokens by tile, from next_ on

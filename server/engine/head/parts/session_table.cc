@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/chunk/chunk_options.h"
+#include "server/engine/chunk/token_lists.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
 #include "server/engine/device/batch_key.h"
@@ -67,7 +68,12 @@ absl::StatusOr<SessionTable::Opened> SessionTable::Open(const std::string& clien
       const MemoryPlan plan = memory.reservation->plan();
       deterministic_.emplace(new_session_id,
                              std::make_shared<DeterministicSession>(DeterministicSession{
-                                 std::move(memory), plan, new_session_id, rank, session->number,
+                                 std::move(memory),
+                                 {},
+                                 plan,
+                                 new_session_id,
+                                 rank,
+                                 session->number,
                                  DeterministicTiles(settings_.limits, settings_.hidden_size)}));
     }
   } else if (!settings_.frozen &&
@@ -311,12 +317,17 @@ void SessionTable::NoteStarted(const ChunkItem& item) {
 absl::Status SessionTable::EarlierRejection(const std::string& session_id, int32_t lane,
                                             const Chunk& chunk) const {
   if (!AccumulationLedger::WasRejected(LaneOf(session_id, lane), chunk.sequence)) return absl::OkStatus();
-  const bool distilled = chunk.options.distillation.has_value();
-  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict,
-                   distilled ? kTeacherField : kWindowToken,
-                   absl::StrCat("sequence ", chunk.sequence, " was rejected before, when ",
-                                distilled ? "it could not be computed with the teacher that there was"
-                                          : "there was no place for it",
+  const char* field = kWindowToken;
+  const char* why = "there was no place for it";
+  if (chunk.options.distillation.has_value()) {
+    field = kTeacherField;
+    why = "it could not be computed with the teacher that there was";
+  } else if (chunk.lists.use != ChunkLists::Use::kNone) {
+    field = FieldOf(chunk.lists);
+    why = "there was no place for it, or the server could not compute its lists";
+  }
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, field,
+                   absl::StrCat("sequence ", chunk.sequence, " was rejected before, when ", why,
                                 ", and is in no window; send its tokens as another chunk"));
 }
 
@@ -726,7 +737,12 @@ std::shared_ptr<DeterministicSession> SessionTable::Restore(const SessionCheckpo
   Gradient* const gradient = memory.gradient.get();
   const MemoryPlan plan = memory.reservation->plan();
   auto session = std::make_shared<DeterministicSession>(
-      DeterministicSession{std::move(memory), plan, entry.id, entry.session.rank, entry.session.number,
+      DeterministicSession{std::move(memory),
+                           {},
+                           plan,
+                           entry.id,
+                           entry.session.rank,
+                           entry.session.number,
                            DeterministicTiles(settings_.limits, settings_.hidden_size)});
   if (more != nullptr) session->Keep(std::move(more));
   session->tiles.Restore(*entry.tiles, [this, &config, gradient](const Chunk& chunk) {

@@ -162,6 +162,8 @@ class SessionTable {
   // What a chunk with a teacher or lists needs in tiles beyond what the session has, and that it has it now.
   int64_t MissingFor(const std::string& session_id, const Chunk& chunk) const;
   void WidenFor(const std::string& session_id, const Chunk& chunk, std::unique_ptr<MemoryReservation> memory);
+  // Whether something of the session is under way that makes room in its tiles.
+  bool MakesRoom(const std::string& session_id) const { return TilesOf(session_id)->MakesRoom(); }
   // The chunk has its place. Its item says so from now on.
   void ClaimPlace(const Chunk& chunk, ChunkItem* item);
   // The chunk whose item this is, complete by now, may have a teacher.

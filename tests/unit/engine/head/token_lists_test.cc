@@ -162,6 +162,31 @@ TEST(KeptTokens, ACheckpointWithListsIsRefusedWhereTheyCannotBeComputed) {
   EXPECT_TRUE(restore({}).ok());
 }
 
+// Its repeat would otherwise pass for one that was taken.
+TEST(KeptTokens, WhatOneServerCouldNotComputeStaysRejectedAtAnother) {
+  const CheckpointFolder folder;
+  const auto options = [&folder] {
+    EngineOptions with_folder;
+    with_folder.checkpoints = *CheckpointStore::Open(folder.path());
+    return with_folder;
+  };
+  const auto answer = [](EngineFixture& fixture) {
+    const auto listener = std::make_shared<RecordingListener>();
+    fixture.Submit(fixture.Attach(fixture.Open("c"), listener), WithList(1, 2));
+    return listener->AwaitAnswers(1)[0];
+  };
+  {
+    EngineFixture small(options(), {.longest_list = 1});
+    EXPECT_EQ(answer(small).error.code(), absl::StatusCode::kInvalidArgument);
+    ASSERT_TRUE(small.engine->SaveCheckpoint("h", "a").ok());
+  }
+  EngineFixture large(options());
+  ASSERT_TRUE(large.engine->RestoreCheckpoint("h", "a").ok());
+  const ChunkAnswer repeat = answer(large);
+  EXPECT_EQ(repeat.disposition, Disposition::kRejected);
+  EXPECT_THAT(repeat.error.message(), HasSubstr("sequence 1 was rejected before"));
+}
+
 TEST(KeptTokens, AListThatTheWorkspaceHasNoRoomForIsRejectedAlone) {
   EngineFixture fixture({}, {.longest_list = 1});
   const auto listener = std::make_shared<RecordingListener>();

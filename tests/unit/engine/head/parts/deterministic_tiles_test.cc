@@ -65,7 +65,7 @@ Chunk MakeChunk(int64_t place, int64_t tokens) {
 }
 
 // The teacher's rows, of so many values each, are a thousand times the token's place.
-constexpr int64_t kTeacherHidden = 2;
+constexpr int64_t kTeacherHidden = 1;
 Chunk Taught(int64_t place, int64_t tokens, int64_t width = kTeacherHidden) {
   Chunk chunk = MakeChunk(place, tokens);
   std::string rows;
@@ -373,10 +373,28 @@ TEST_F(DeterministicTilesTest, APieceHasTheRowsOfOneTeacher) {
   Add(3, 1);
   const std::vector<Piece> pieces = tiles_.TakeComplete();
   ASSERT_THAT(Tokens(pieces), ElementsAre(ElementsAre(0, 1), ElementsAre(2), ElementsAre(3)));
-  EXPECT_THAT(TeacherHidden(pieces[0].chunk), ElementsAre(0, 0, 1000, 1000));
-  EXPECT_THAT(TeacherHidden(pieces[1].chunk), ElementsAre(2000, 2000));
+  EXPECT_THAT(TeacherHidden(pieces[0].chunk), ElementsAre(0, 1000));
+  EXPECT_THAT(TeacherHidden(pieces[1].chunk), ElementsAre(2000));
   EXPECT_EQ(pieces[2].chunk.teacher_hidden.size(), 0);
   EXPECT_EQ(pieces[1].kind, TaughtBy(2));
+}
+
+// A device has room for what a chunk may bring, and rows of a teacher may be wider than the head's.
+TEST_F(DeterministicTilesTest, APieceWithATeacherIsNoLargerThanAChunkHoweverItIsCut) {
+  kind_ = TaughtBy(1);
+  Add(Taught(0, 2));
+  Add(Taught(2, 2));
+  EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3)))
+      << "two rows of 8 bytes";
+  Add(Taught(5, 2));
+  Add(Taught(4, 1));
+  Add(Taught(7, 1));
+  const std::vector<Piece> pieces = tiles_.TakeComplete();
+  ASSERT_THAT(Tokens(pieces), ElementsAre(ElementsAre(4, 5), ElementsAre(6, 7)));
+  EXPECT_THAT(TeacherHidden(pieces[1].chunk), ElementsAre(6000, 7000));
+  Add(Taught(8, 1, 3));
+  Add(Taught(9, 3, 3));
+  EXPECT_THAT(tiles_.TakeComplete(), SizeIs(4)) << "rows of 16 bytes each by itself";
 }
 
 TEST_F(DeterministicTilesTest, TilesThatWaitWithSoftTargetsAreClosedForTheirTeacher) {
