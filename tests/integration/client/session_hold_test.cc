@@ -241,18 +241,6 @@ TEST_F(SessionHoldTest, WhatGoesInTheMiddleOfABatchCountsOnce) {
   EXPECT_EQ(server_.window(), data.Window());
 }
 
-TEST_F(SessionHoldTest, AnotherSessionBeginsAnew) {
-  Session session = OpenHolding(1 << 20);
-  Data data(9);
-  Look(session, data, 5);
-  server_.Expire();
-  TokensSent();
-  Learn(session, data, 5);
-  EXPECT_EQ(TokensSent(), 9);
-  data.ExpectOutputs();
-  EXPECT_EQ(server_.window(), data.Window());
-}
-
 TEST_F(SessionHoldTest, OtherWeightsDoNotMakeThemTravel) {
   Session session = OpenHolding(1 << 20);
   Data data(9);

@@ -124,7 +124,7 @@ TEST(HeldHiddenStates, WhatIsNotHeldIsNamed) {
   Chunk narrow = Bare(2, {1, 1});
   narrow.hidden_type = kernels::DataType::kBFloat16;
   EXPECT_EQ(held.Take(kHidden, &narrow).message(),
-            "those of token 2 of hold 7 are not held as bf16 and with this label");
+            "those of token 2 of hold 7 are not held as bfloat16 and with this label");
   EXPECT_EQ(Take(held, 2, {1, 1}), (Rows{10, 11})) << "nothing of it has gone";
 }
 
