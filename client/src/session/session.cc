@@ -69,8 +69,9 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& given, const Bat
   if (!places.ok()) return places.status();
   Batch batch = given;
   // Where nothing is kept by its number, tokens without a factor need not travel.
-  if (config.held_bytes == 0 && HiddenStatesOf(batch, *places) == internal::HiddenStates::kSent)
+  if (config.held_bytes == 0 && HiddenStatesOf(batch, *places) == internal::HiddenStates::kSent) {
     batch.hold = 0;
+  }
   const internal::NeededTokens needed(config, batch, outputs);
   const internal::SentTokens sent = SentTokensOf(needed, *places, lanes_.link().options().deterministic);
   if (sent.count() == 0) {

@@ -148,8 +148,9 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
   const bool regions = !head_->regions().empty() && options_.deterministic == Deterministic::kNo;
   if ((here_ || regions) && head_->connection().Has("replicas")) request.set_at_this_replica(true);
   // A server that cannot hold hidden states gets them each time.
-  if (head_->connection().Has("held_hidden_states"))
+  if (head_->connection().Has("held_hidden_states")) {
     request.set_held_hidden_bytes(options_.held_hidden_bytes);
+  }
   const TraceScope scope(&trace_);
   std::shared_ptr<ServerChannel> server;
   auto response = head_->connection().Call(&v1::LossService::Stub::AsyncOpenSession, request,

@@ -36,8 +36,9 @@ Chunk ChunkOf(int64_t first, const std::vector<int64_t>& labels, float value, ui
   chunk.labels = Bytes(labels);
   chunk.hold = {.number = number, .first = first};
   std::vector<float> hidden;
-  for (size_t i = 0; i < labels.size(); ++i)
+  for (size_t i = 0; i < labels.size(); ++i) {
     hidden.insert(hidden.end(), kHidden, value + static_cast<float>(i));
+  }
   chunk.hidden_states = Payload::Of(Bytes(hidden));
   return chunk;
 }
