@@ -117,6 +117,18 @@ void Acceptor::Stop() {
   for (Place& place : places_) place.listener.reset();
 }
 
+int Acceptor::CutOffAll() {
+  absl::MutexLock lock(&mutex_);
+  int cut = 0;
+  for (const auto& [socket, cookie] : served_) {
+    if (cookie == 0 || CookieOf(socket) != cookie) continue;  // gRPC has closed it
+    CutOff(socket);
+    ++cut;
+  }
+  served_.clear();
+  return cut;
+}
+
 void Acceptor::TakeConnections() {
   std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}};
   std::vector<Place*> places = {nullptr};
@@ -189,10 +201,13 @@ void Acceptor::Take(int listener, Place& place, FileDescriptor socket) {
 }
 
 void Acceptor::Serve(int listener, Place& place, FileDescriptor socket) {
-  if (const auto connection = ConnectionOf(socket.get()); connection.has_value()) {
+  {
     absl::MutexLock lock(&mutex_);
-    guard_.Watch(socket.get(), *connection, ConnectionGuard::Clock::now());
-    guarded_ = true;
+    served_[socket.get()] = CookieOf(socket.get());
+    if (const auto connection = ConnectionOf(socket.get()); connection.has_value()) {
+      guard_.Watch(socket.get(), *connection, ConnectionGuard::Clock::now());
+      guarded_ = true;
+    }
   }
   const int file = socket.Release();  // gRPC's
   handovers_.Begin(file, [listener, file, &place](size_t number) {

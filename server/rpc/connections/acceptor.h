@@ -14,7 +14,9 @@
 #include <grpcpp/server_builder.h>
 
 #include <chrono>
+#include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <semaphore>
 #include <string>
@@ -64,6 +66,8 @@ class Acceptor {
   // Addresses are free when it returns, and connections that nobody took closed. Before the server shuts
   // down.
   void Stop();
+  // After Stop: ends all connections that are still gRPC's, at once. How many there were.
+  int CutOffAll();
 
   int port() const;  // of the first address that has one; 0: none has
 
@@ -110,7 +114,9 @@ class Acceptor {
   ChannelzCounts call_counts_ ABSL_GUARDED_BY(mutex_);
   ConnectionGuard guard_ ABSL_GUARDED_BY(mutex_){&call_counts_};
   bool guarded_ ABSL_GUARDED_BY(mutex_) = false;  // there has been a connection
-  bool over_ ABSL_GUARDED_BY(mutex_) = false;     // no connection is taken any more
+  // Sockets that were handed to gRPC, with their cookies: which of them it has closed since these tell.
+  std::map<int, uint64_t> served_ ABSL_GUARDED_BY(mutex_);
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;  // no connection is taken any more
 
   // Those of the thread that takes connections.
   std::list<Waiting> waiting_;

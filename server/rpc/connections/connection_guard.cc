@@ -1,6 +1,5 @@
 #include "server/rpc/connections/connection_guard.h"
 
-#include <sys/socket.h>
 #include <time.h>
 
 #include <algorithm>
@@ -17,14 +16,6 @@ constexpr int64_t kCallsToLook = 512;
 // thread does not get is not counted: there is least to be had of it in a flood.
 constexpr int kPauseToLook = 3;
 constexpr size_t kMostOffenders = 4096;
-
-// The kernel's cookie of a socket, which no other socket of this system has; 0 if `socket` is not one.
-uint64_t CookieOf(int socket) {
-  uint64_t cookie = 0;
-  socklen_t size = sizeof(cookie);
-  if (getsockopt(socket, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return 0;
-  return cookie;
-}
 
 // The processor's time that this thread has had.
 ConnectionGuard::Clock::duration TimeOfThread() {

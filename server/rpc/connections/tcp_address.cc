@@ -37,6 +37,13 @@ std::optional<TcpAddress> AddressBy(int (*ask)(int, sockaddr*, socklen_t*), int 
 
 }  // namespace
 
+uint64_t CookieOf(int socket) {
+  uint64_t cookie = 0;
+  socklen_t size = sizeof(cookie);
+  if (getsockopt(socket, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return 0;
+  return cookie;
+}
+
 void CutOff(int socket) {
   sockaddr nobody{};
   nobody.sa_family = AF_UNSPEC;

@@ -3,6 +3,7 @@
 #define LOSSD_SERVER_RPC_CONNECTIONS_TCP_ADDRESS_H_
 
 #include <compare>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -26,6 +27,9 @@ struct TcpConnection {
 
 // None: the socket is not connected, or is not one of TCP.
 std::optional<TcpConnection> ConnectionOf(int socket);
+
+// The kernel's cookie of a socket, which no other socket of this system has; 0 if `socket` is not one.
+uint64_t CookieOf(int socket);
 
 // Ends a connection at once, with what has arrived and was not read: after a mere shutdown gRPC would first
 // read on, which may be a hundred thousand calls. Of a socket file: by a shutdown.

@@ -1,0 +1,87 @@
+// Connections that gRPC does not end by itself.
+#include "server/rpc/connections/acceptor.h"
+
+#include <arpa/inet.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "server/rpc/transport/file_descriptor.h"
+
+namespace lossd::rpc::acceptor_test {
+namespace {
+
+class AcceptorTest : public ::testing::Test {
+ protected:
+  AcceptorTest() {
+    grpc::ServerBuilder builder;
+    EXPECT_TRUE(acceptor_.Listen("127.0.0.1:0", grpc::InsecureServerCredentials(), builder).ok());
+    builder.RegisterCallbackGenericService(&service_);
+    server_ = builder.BuildAndStart();
+    EXPECT_TRUE(acceptor_.Prepare().ok());
+    acceptor_.Start();
+  }
+  ~AcceptorTest() override {
+    acceptor_.Stop();
+    server_->Shutdown();
+  }
+
+  // A client that gRPC has answered with its settings.
+  FileDescriptor Connect() {
+    FileDescriptor client(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(acceptor_.port()));
+    EXPECT_EQ(connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    using std::string_view_literals::operator""sv;
+    constexpr std::string_view kHello = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"sv;
+    EXPECT_EQ(send(client.get(), kHello.data(), kHello.size(), 0), static_cast<ssize_t>(kHello.size()));
+    std::array<char, 256> answer{};
+    EXPECT_GT(recv(client.get(), answer.data(), answer.size(), 0), 0);
+    return client;
+  }
+  static bool ReadsToItsEnd(const FileDescriptor& client) {
+    std::array<char, 256> rest{};
+    ssize_t bytes = 0;
+    while ((bytes = recv(client.get(), rest.data(), rest.size(), 0)) > 0) {
+    }
+    return bytes == 0 || errno == ECONNRESET;
+  }
+
+  Acceptor acceptor_{Acceptor::For::kClients, {}};
+  grpc::CallbackGenericService service_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST_F(AcceptorTest, WhatGrpcStillHasIsCutOff) {
+  const FileDescriptor one = Connect();
+  const FileDescriptor other = Connect();
+  acceptor_.Stop();
+  EXPECT_EQ(acceptor_.CutOffAll(), 2);
+  EXPECT_TRUE(ReadsToItsEnd(one));
+  EXPECT_TRUE(ReadsToItsEnd(other));
+  EXPECT_EQ(acceptor_.CutOffAll(), 0);
+}
+
+TEST_F(AcceptorTest, WhatIsClosedIsLeftAlone) {
+  { const FileDescriptor gone = Connect(); }
+  acceptor_.Stop();
+  server_->Shutdown();
+  // The number may be another socket's by now.
+  const FileDescriptor another = FileDescriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(acceptor_.CutOffAll(), 0);
+}
+
+}  // namespace
+}  // namespace lossd::rpc::acceptor_test
