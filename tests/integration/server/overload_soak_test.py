@@ -4,7 +4,7 @@
   overload_soak_test.py LOSSD [--seconds S | --minutes M] [--clients N] [--allowed BYTES] [--json]
 
 Half of the clients send as fast as they are let, never read, and start again every few seconds; the others keep some
-chunks under way and count what comes back. Fails unless the server's memory stays as it is after a quarter of the time
+chunks under way and count what comes back. Fails unless the server's memory stays as it is a quarter of the time after they came,
 and what is under way within the credits, the reading clients get even shares of the rows though their chunks differ in
 size, and, once the others were killed and the reading ones have left, no credit, queued chunk, stream or staging memory is
 held any more.
@@ -159,14 +159,18 @@ def soak(args, server):
     follower.start()
     try:
         begin = time.monotonic()
-        warm, at_warm, most_memory, most_credit, quarters = None, 0, 0, 0, []
+        warm, at_warm, most_memory, most_credit, quarters, full = None, 0, 0, 0, [], None
         # On a busy machine longer, until each has had something since it was warm: nobody's share is even of nothing.
         while time.monotonic() < begin + args.seconds or min(shares_since(warm, rows)) == 0:
             time.sleep(SAMPLE_SECONDS)
             metrics = scrape(server)
             memory = metrics["process_resident_memory_bytes"]
             most_credit = max(most_credit, metrics["lossd_credit_bytes"])
-            if warm is None and time.monotonic() >= begin + args.seconds / 4 and rows and min(rows[-1][1]) > 0:
+            # Where processes take long to start, many of those that never read come late.
+            if full is None and metrics["lossd_live_streams"] >= 0.75 * args.clients:
+                full = time.monotonic()
+            lasted = full is not None and time.monotonic() >= full + args.seconds / 4
+            if warm is None and lasted and rows and min(rows[-1][1]) > 0:
                 warm, at_warm = rows[-1], memory
             most_memory = max(most_memory, memory)
             if time.monotonic() >= begin + args.seconds * (len(quarters) + 1) / 4:
