@@ -73,7 +73,7 @@ class LossCall:
 
     def _holds(self) -> bool:
         """Whether anything of a first pass may be kept for a second."""
-        return self.head.head.config.held_bytes > 0 or self.head.session.held_hidden_bytes > 0
+        return bool(self.head.head.config.held_bytes > 0 or self.head.session.held_hidden_bytes > 0)
 
     def outputs(self, values: Values, device: torch.device) -> tuple[Tensor | None, ...]:
         """The loss, the log-sum-exps, the z-loss, the entropies, and the values asked for."""
