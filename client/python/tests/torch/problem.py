@@ -236,3 +236,25 @@ LIST_CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bf16": ({"dtype": torch.bfloat16}, {}),
     "fp16": ({"dtype": torch.float16, "bias": True, "softcap": 5.0, "logit_scale": 0.5}, {}),
 }
+
+
+def weight_gradient_in_any_cut(
+    head: TestHead, hidden: Tensor, target: Tensor, options: Callable[[int, int], dict[str, Any]]
+) -> Tensor:
+    """dW of all tokens, which has the same bits as one batch, in batches of seven and one by one. `options`: of the
+    tokens from the first number up to the second."""
+    gradients = []
+    for size in (len(hidden), 7, 1):
+        for first in range(0, len(hidden), size):
+            last = min(first + size, len(hidden))
+            linear_cross_entropy(
+                hidden[first:last],
+                target[first:last],
+                head.remote,
+                reduction="sum",
+                grad_scale=1.0,
+                **options(first, last),
+            ).backward()
+        gradients.append(head.gradients()[0])
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
+    return gradients[0]
