@@ -45,8 +45,9 @@ bool Set(int socket, int level, int option, int value) {
   return setsockopt(socket, level, option, &value, sizeof(value)) == 0;
 }
 
-// A socket that listens; not valid: errno says why. `file`: of a Unix socket.
-FileDescriptor OpenSocket(const SocketAddress& address, const std::string& file = {}) {
+// A socket that is bound, and listens unless it is to hold its port; not valid: errno says why. `file`: of a
+// Unix socket.
+FileDescriptor OpenSocket(const SocketAddress& address, bool listens, const std::string& file = {}) {
   FileDescriptor opened(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int number = opened.get();
   if (!opened.valid()) return {};
@@ -59,6 +60,7 @@ FileDescriptor OpenSocket(const SocketAddress& address, const std::string& file 
   }
   if (address.family() == AF_INET6 && !Set(number, IPPROTO_IPV6, IPV6_V6ONLY, 0)) return {};
   if (bind(number, address.generic(), address.size) != 0) return {};
+  if (!listens) return opened;
   // Nobody can connect before it listens.
   if ((file.empty() || chmod(file.c_str(), kOwnerAndGroup) == 0) && listen(number, kBacklog) == 0) {
     return opened;
@@ -100,12 +102,12 @@ bool IsMissing(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPO
 bool IsEveryAddress(const std::string& host) { return host.empty() || host == "0.0.0.0" || host == "::"; }
 
 // One port on all `addresses`; of port 0 a free one.
-absl::Status OpenAll(const std::vector<SocketAddress>& addresses, int port,
+absl::Status OpenAll(const std::vector<SocketAddress>& addresses, int port, bool listens,
                      std::vector<FileDescriptor>* sockets) {
   int missing = EADDRNOTAVAIL;
   for (SocketAddress address : addresses) {
     address.set_port(sockets->empty() ? port : PortOf(sockets->front()));
-    FileDescriptor socket = OpenSocket(address);
+    FileDescriptor socket = OpenSocket(address, listens);
     const int error = errno;
     if (socket.valid()) {
       sockets->push_back(std::move(socket));
@@ -129,7 +131,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& addr
     if (absl::Status removed = RemoveStaleSocket(address); !removed.ok()) return removed;
     opened = listener->OpenFile(SocketFile(address));
   } else {
-    opened = listener->OpenHost(SplitHostPort(address));
+    opened = listener->OpenHost(SplitHostPort(address), Use::kListen);
   }
   if (opened.ok()) return listener;
   return engine::MakeError(
@@ -139,34 +141,42 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& addr
                                          : "the address one of this machine, and the port free?"));
 }
 
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Hold(const std::string& address) {
+  std::unique_ptr<Listener> held(new Listener);
+  if (IsUnixSocket(address)) return held;
+  if (absl::Status opened = held->OpenHost(SplitHostPort(address), Use::kHold); !opened.ok()) return opened;
+  return held;
+}
+
 absl::Status Listener::OpenFile(const std::string& path) {
   SocketAddress address;
   auto* const local = reinterpret_cast<sockaddr_un*>(&address.storage);
   local->sun_family = AF_UNIX;
   std::memcpy(local->sun_path, path.data(), path.size());  // ParseListen: it is short enough
   address.size = sizeof(*local);
-  FileDescriptor socket = OpenSocket(address, path);
+  FileDescriptor socket = OpenSocket(address, true, path);
   if (!socket.valid()) return absl::UnavailableError(std::generic_category().message(errno));
   path_ = path;
   sockets_.push_back(std::move(socket));
   return absl::OkStatus();
 }
 
-absl::Status Listener::OpenHost(const HostPort& address) {
+absl::Status Listener::OpenHost(const HostPort& address, Use use) {
+  const bool listens = use == Use::kListen;
   const auto& [host, port] = address;
   absl::Status status;
   if (IsEveryAddress(host)) {
     // A socket of IPv6 takes IPv4, too.
     for (const char* const every : {"::", "0.0.0.0"}) {
       const absl::StatusOr<std::vector<SocketAddress>> addresses = Resolve(every);
-      status = addresses.ok() ? OpenAll(*addresses, port, &sockets_) : addresses.status();
+      status = addresses.ok() ? OpenAll(*addresses, port, listens, &sockets_) : addresses.status();
       if (status.ok() || !absl::IsUnavailable(status)) break;
     }
   } else {
     const absl::StatusOr<std::vector<SocketAddress>> addresses = Resolve(host);
     if (!addresses.ok()) return addresses.status();
     for (int i = 0; i < (port == 0 ? kTries : 1); ++i) {
-      status = OpenAll(*addresses, port, &sockets_);
+      status = OpenAll(*addresses, port, listens, &sockets_);
       if (status.ok()) break;
     }
   }

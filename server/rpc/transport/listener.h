@@ -22,17 +22,23 @@ class Listener {
   // cannot be had; ALREADY_EXISTS if the file of a Unix socket is none, or a server answers there.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::string& address);
 
+  // The same sockets without listening: nobody can connect, and whoever asks the system for a free port is
+  // not given this one, while Open() has it as before. Nothing is held of a Unix socket.
+  static absl::StatusOr<std::unique_ptr<Listener>> Hold(const std::string& address);
+
   // Closes them; the file of a Unix socket goes.
   ~Listener();
 
-  // Non-blocking; at least one.
+  // Non-blocking; at least one, but for what Hold() has of a Unix socket.
   const std::vector<FileDescriptor>& sockets() const { return sockets_; }
   int port() const { return port_; }  // 0: a Unix socket
 
  private:
+  enum class Use { kListen, kHold };
+
   Listener() = default;
   absl::Status OpenFile(const std::string& path);
-  absl::Status OpenHost(const HostPort& address);
+  absl::Status OpenHost(const HostPort& address, Use use);
 
   std::vector<FileDescriptor> sockets_;
   int port_ = 0;

@@ -15,13 +15,15 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
+#include "absl/strings/string_view.h"
 #include "server/rpc/transport/file_descriptor.h"
 #include "server/rpc/transport/listen_address.h"
+#include "server/rpc/transport/listener.h"
 #include "server/startup/group/ending_processes.h"
 #include "server/startup/group/epoch.h"
 #include "server/startup/group/group_options.h"
@@ -79,6 +81,8 @@ class Supervisor {
   // False: told to end meanwhile.
   bool AwaitEndingProcesses() const;
   absl::StatusOr<std::unique_ptr<Epoch>> StartEpoch(int64_t number);
+  // While no rank has them: the next epoch may wait long for other nodes before it takes them again.
+  void HoldPorts();
   Outcome Watch(Epoch& epoch);
   Outcome AfterLoss(Epoch& epoch, std::vector<RankEnd> losses);
   // The first rank has ended by itself.
@@ -96,7 +100,8 @@ class Supervisor {
 
   SupervisorOptions options_;
   const std::string first_listen_;  // as the command line has it
-  sigset_t before_{};               // signals that ranks begin with blocked
+  std::vector<std::unique_ptr<rpc::Listener>> held_;
+  sigset_t before_{};  // signals that ranks begin with blocked
   rpc::FileDescriptor signals_;
   std::optional<Clock::time_point> signalled_;      // to end
   bool draining_ = false;                           // whoever told the group to
@@ -137,10 +142,24 @@ void Supervisor::TakeSignals() {
   pthread_sigmask(SIG_BLOCK, &taken, nullptr);
 }
 
+void Supervisor::HoldPorts() {
+  std::vector<std::string> listen;
+  for (const std::string& all : {options_.listen, options_.metrics_listen, options_.health_listen}) {
+    for (const absl::string_view one : absl::StrSplit(all, ',', absl::SkipEmpty())) listen.emplace_back(one);
+  }
+  held_.clear();
+  for (const std::string& address : listen) {
+    if (rpc::SplitHostPort(address).port <= 0) continue;
+    // What somebody else has taken already, the rank that finds it taken says.
+    if (auto held = rpc::Listener::Hold(address); held.ok()) held_.push_back(*std::move(held));
+  }
+}
+
 absl::StatusOr<std::unique_ptr<Epoch>> Supervisor::StartEpoch(int64_t number) {
   EpochOptions epoch{
       .number = number, .group = options_.group, .arguments = options_.arguments, .signals = before_};
   if (number > 1) {
+    HoldPorts();
     AddFlags({absl::StrCat("--listen=", options_.listen), absl::StrCat("--group_listen=", first_listen_),
               absl::StrCat("--metrics_listen=", options_.metrics_listen),
               absl::StrCat("--health_listen=", options_.health_listen)},

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,10 +36,10 @@ VOCAB, HIDDEN = 800, 16
 
 
 class Node:
-    """One lossd; its log is that of all it has been."""
+    """One lossd; its log is that of all it has been. `nodes`: those whose logs may say why this one fails."""
 
-    def __init__(self, folder, number, command):
-        self.number = number
+    def __init__(self, folder, number, command, nodes):
+        self.number, self.nodes = number, nodes
         path = os.path.join(folder, f"node-{number}-{secrets.token_hex(4)}")
         self.log_path, port_file = f"{path}.log", f"{path}.json"
         self.ports_path = f"{port_file}.{number}" if number > 0 else port_file
@@ -64,7 +65,8 @@ class Node:
     def await_ports(self):
         until(lambda: os.path.exists(self.ports_path) or self.process.poll() is not None)
         if self.process.poll() is not None:
-            raise AssertionError(f"node {self.number} ended with {self.process.poll()}:\n{self.log()}")
+            logs = "\n".join(f"node {node.number}:\n{node.log()}" for node in self.nodes)
+            raise AssertionError(f"node {self.number} ended with {self.process.poll()}:\n{logs}")
         with open(self.ports_path, encoding="utf-8") as file:
             return json.load(file)
 
@@ -102,7 +104,7 @@ class TestCase(unittest.TestCase):
                 "--metrics_listen=127.0.0.1:0", *FLAGS, *flags]
 
     def start(self, number, *flags, **options):
-        node = Node(self.folder, number, self.flags(number, *flags, **options))
+        node = Node(self.folder, number, self.flags(number, *flags, **options), self.nodes)
         self.nodes.append(node)
         self.addCleanup(node.process.wait)
         self.addCleanup(node.process.kill)
@@ -111,12 +113,8 @@ class TestCase(unittest.TestCase):
     def start_all(self, *flags, nodes=2, devices="cpu,cpu"):
         """Nodes of a group that serves."""
         started = [self.start(number, *flags, nodes=nodes, devices=devices) for number in range(nodes)]
-        try:
-            for node in started:
-                node.await_ports()
-        except AssertionError as error:
-            logs = "\n".join(f"node {node.number}:\n{node.log()}" for node in started)
-            raise AssertionError(f"not all nodes serve:\n{logs}") from error
+        for node in started:
+            node.await_ports()
         return started
 
     def assert_all_end(self, status, *nodes):
@@ -329,6 +327,20 @@ class Loss(TestCase):
                 nodes[1].process.terminate()
                 self.assert_all_end(0, back, left)
 
+    def test_a_leader_that_waits_for_a_node_keeps_its_ports(self):
+        leader, other = self.start_all("--group_start_timeout=10m")
+        ports = leader.await_ports()
+        other.process.kill()
+        leader.await_log("started the ranks of a group", 2)
+        for name in ("grpc", "metrics", "health"):
+            with self.subTest(port=name), socket.socket() as stranger:
+                self.assertRaises(OSError, stranger.bind, ("127.0.0.1", ports[name]))
+        other = self.start(1)
+        other.await_ports()
+        self.assertEqual(list(list_heads(leader.target)), [])
+        leader.process.terminate()
+        self.assert_all_end(0, leader, other)
+
     def test_a_leader_that_dies_before_others_know_that_it_serves_is_waited_for(self):
         config = os.path.join(self.folder, "config.json")  # keeps a leader, whose ranks are ready, from serving for a while
         heads = [{"name": f"h{i}", "vocab_size": VOCAB, "hidden_size": HIDDEN, "weight_dtype": "float32"} for i in range(50)]
@@ -483,7 +495,7 @@ class Launchers(TestCase):
             environment = {**os.environ, **{name: values[number] for name, values in variables.items()}}
             command = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), *without,
                        f"--group={launcher}"]
-            node = Node(self.folder, number, command)
+            node = Node(self.folder, number, command, self.nodes)
             self.nodes.append(node)
             self.addCleanup(node.process.wait)
             self.addCleanup(node.process.kill)

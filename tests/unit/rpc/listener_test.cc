@@ -56,6 +56,36 @@ TEST(ListenerTest, APortIsFreeAgainAfterwards) {
   EXPECT_TRUE(Listener::Open(absl::StrCat("127.0.0.1:", port)).ok());
 }
 
+// Whether a program that does not share ports could bind this one.
+bool CanBind(int port) {
+  const FileDescriptor other(socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return bind(other.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+}
+
+TEST(ListenerTest, APortThatIsHeldIsFreeForAListenerAlone) {
+  const Opened held = Listener::Hold("127.0.0.1:0");
+  ASSERT_TRUE(held.ok()) << held.status();
+  const int port = (*held)->port();
+  EXPECT_FALSE(CanConnect(port));
+  EXPECT_FALSE(CanBind(port));
+  for (int life = 0; life < 2; ++life) {
+    const Opened opened = Listener::Open(absl::StrCat("127.0.0.1:", port));
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_TRUE(CanConnect(port));
+  }
+  EXPECT_FALSE(CanBind(port));
+}
+
+TEST(ListenerTest, NothingIsHeldOfAUnixSocket) {
+  const Opened held = Listener::Hold("unix:/nowhere/at/all.sock");
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_TRUE((*held)->sockets().empty());
+}
+
 TEST(ListenerTest, APortThatAnotherListensOnIsRefusedWithTheReason) {
   const Opened first = Listener::Open("127.0.0.1:0");
   ASSERT_TRUE(first.ok()) << first.status();
