@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "tests/unit/engine/end_flush.h"
 
 namespace lossd::testing {
@@ -33,6 +34,11 @@ class SilentStream : public engine::LaneListener {
 
 }  // namespace
 
+RealServer::RealServer() : held_(Require(rpc::Listener::Hold("127.0.0.1:0"))) {
+  options.device = MakeWholeNumberDevice;
+  options.server.listen = absl::StrCat("127.0.0.1:", held_->port());
+}
+
 std::string RealServer::target() {
   if (server_ == nullptr) Start();
   return server_->target();
@@ -47,7 +53,6 @@ void RealServer::Start(With with) {
 }
 
 void RealServer::Restart(With with) {
-  options.server.listen = server_->target();
   server_.reset();
   Start(with);
 }

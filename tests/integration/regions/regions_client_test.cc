@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lossd/client.h"
+#include "server/rpc/transport/listener.h"
 #include "tests/integration/regions/region_fixture.h"
 #include "tests/proxy/fault_proxy.h"
 
@@ -263,16 +264,18 @@ TEST(RegionsClientTest, ABatchInARegionSurvivesLostConnections) {
 
 TEST(RegionsClientTest, AfterAServersRestartTheRegionIsGoneAndTheErrorSaysSo) {
   const Shape shape;
+  // Nobody else is given the port between the two servers.
+  const auto held = rpc::Listener::Hold("127.0.0.1:0");
+  ASSERT_TRUE(held.ok()) << held.status();
   auto options = WithRegions();
+  options.server.listen = "127.0.0.1:" + std::to_string((*held)->port());
   auto server = std::make_unique<TestServer>(options);
-  const int port = server->port();
   const Connected connected(server->target(), shape.hidden);
   connected.WriteWeights();
   Data data(shape);
   const Region region = connected.CreateRegion(data.HiddenBytes());
   ASSERT_TRUE(region.CopyIn(0, data.hidden.data(), data.HiddenBytes()).ok());
   server.reset();
-  options.server.listen = "127.0.0.1:" + std::to_string(port);
   server = std::make_unique<TestServer>(options);
   const Connected again(server->target(), shape.hidden);
   again.WriteWeights();

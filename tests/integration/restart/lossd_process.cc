@@ -9,9 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 namespace lossd::testing {
 namespace {
@@ -26,6 +25,10 @@ namespace {
 LossdProcess::LossdProcess(std::vector<std::string> flags) : flags_(std::move(flags)) {
   std::string name = (std::filesystem::temp_directory_path() / "lossd-restart-XXXXXX").string();
   folder_ = mkdtemp(name.data());
+  absl::StatusOr<std::unique_ptr<rpc::Listener>> held = rpc::Listener::Hold("127.0.0.1:0");
+  if (!held.ok()) Die("there is no port for it");
+  held_ = *std::move(held);
+  target_ = "127.0.0.1:" + std::to_string(held_->port());
   Start();
 }
 
@@ -38,7 +41,7 @@ void LossdProcess::Start() {
   const std::string port_file = folder_ + "/port";
   std::filesystem::remove(port_file);
   std::vector<std::string> words = {LOSSD_BINARY,
-                                    "--listen=" + listen_,
+                                    "--listen=" + target_,
                                     "--metrics_listen=",
                                     "--device=cpu",
                                     "--workspace_bytes=16777216",
@@ -56,9 +59,6 @@ void LossdProcess::Start() {
     if (waitpid(process_, nullptr, WNOHANG) != 0) Die("lossd ended before it served");
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  std::ifstream file(port_file);
-  target_ = "127.0.0.1:" + std::to_string(nlohmann::json::parse(file).at("grpc").get<int>());
-  listen_ = target_;
 }
 
 int LossdProcess::Wait() {

@@ -4,8 +4,11 @@
 
 #include <sys/types.h>
 
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "server/rpc/transport/listener.h"
 
 namespace lossd::testing {
 
@@ -31,7 +34,7 @@ class LossdProcess {
 
   std::string folder_;
   std::vector<std::string> flags_;
-  std::string listen_ = "127.0.0.1:0";
+  std::unique_ptr<rpc::Listener> held_;  // its port, which nobody else is given between two processes
   std::string target_;
   pid_t process_ = 0;
 };

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "server/rpc/replicas/replica_set.h"
+#include "server/rpc/transport/listener.h"
 #include "tests/proxy/fault_proxy.h"
 #include "tests/unit/engine/replicas/replica_servers.h"
 
@@ -35,7 +37,6 @@ class SetUnderTest {
                         const ReplicaServers::Customize& customize = nullptr,
                         ReplicaServers::Wrap wrap = nullptr)
       : replicas_(size.replicas),
-        port_(FreePort()),
         // Those that are cut while they connect wait for several times as long.
         replica_timeout_(absl::Seconds(plan == nullptr ? 5 : 1)),
         servers_(
@@ -126,9 +127,11 @@ class SetUnderTest {
 
  private:
   uint64_t EpochsOf(int32_t replica) { return servers_.at(replica).engine().replicas().Read().epochs; }
-  static int FreePort() {
-    const FaultProxy taken("127.0.0.1:1");
-    return taken.port();
+  // Nobody else is given it, though the coordinator takes it late.
+  static std::unique_ptr<Listener> HoldPort() {
+    absl::StatusOr<std::unique_ptr<Listener>> held = Listener::Hold("127.0.0.1:0");
+    if (!held.ok()) std::abort();
+    return *std::move(held);
   }
   void CustomizeCoordinator(engine::EngineOptions& options) {
     options.find_replicas = [this](const engine::Head& head, absl::Duration timeout) {
@@ -158,7 +161,8 @@ class SetUnderTest {
   }
 
   const int32_t replicas_;
-  const int port_;
+  const std::unique_ptr<Listener> held_ = HoldPort();
+  const int port_ = held_->port();
   const absl::Duration replica_timeout_;
   std::atomic<bool> started_ = false;                    // all servers are there
   std::map<int32_t, std::unique_ptr<ReplicaSet>> sets_;  // of all; null: left
