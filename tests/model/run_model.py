@@ -12,6 +12,7 @@ usage: run_model.py [--large] [--only NAME] [--keep FOLDER] [--stamp FILE]
   --keep   leaves generated verifiers and trails there: spin -k FILE.trail -p -g MODEL.pml shows how a violation comes about
 """
 import argparse
+import concurrent.futures
 import hashlib
 import os
 import re
@@ -28,6 +29,7 @@ RANKS = "ranks.pml"
 HOSTS = "hosts.pml"
 REPLICAS = "replicas.pml"
 DEPTH = 100000
+MOST_AT_ONCE = 4  # each may take 2 GiB
 
 # Lanes, chunks of a lane in a step, steps, faults; then whether kills are among the faults, and the second gradient.
 CONFIGURATIONS = {
@@ -227,15 +229,28 @@ def identity():
     return digest.hexdigest()
 
 
+def chosen(arguments, name):
+    return not arguments.only or arguments.only in name
+
+
+def at_once(arguments, search_one, names):
+    """What the searches give, in order; one of them runs on each processor, unless they take the memory of all."""
+    processors = len(os.sched_getaffinity(0))
+    with concurrent.futures.ThreadPoolExecutor(1 if arguments.large else min(processors, MOST_AT_ONCE)) as searches:
+        yield from searches.map(search_one, names)
+
+
 def verify(arguments, workspace, model, small, large, cycles):
     """Problems of the search of one model."""
     problems, unreached = [], None
-    for name, definitions in dict(small, **(large if arguments.large else {}), **cycles).items():
-        if arguments.only and arguments.only not in name:
-            continue
+
+    def one(named):
+        name, definitions = named
         folder = tempfile.mkdtemp(dir=workspace)
-        gib = 8 if name in large else 2
-        report = search(name, model, definitions.split(), folder, gib, cycles=name in cycles)
+        return name, folder, search(name, model, definitions.split(), folder, 8 if name in large else 2, cycles=name in cycles)
+
+    configurations = dict(small, **(large if arguments.large else {}), **cycles).items()
+    for name, folder, report in at_once(arguments, one, (named for named in configurations if chosen(arguments, named[0]))):
         show(name, report)
         if report["errors"]:
             problems.append(f"{name}: {report['what']} ({folder})")
@@ -250,14 +265,16 @@ def verify(arguments, workspace, model, small, large, cycles):
 def refute(arguments, workspace, model, mutants, configurations):
     """Problems of the broken versions of one model."""
     problems = []
-    for mutant, meaning in mutants.items():
-        if arguments.only and arguments.only not in mutant:
-            continue
+
+    def one(mutant):
         for definitions in configurations:
             folder = tempfile.mkdtemp(dir=workspace)
             report = search(mutant, model, [*definitions.split(), f"BUG_{mutant}"], folder, 2)
             if report["errors"]:
                 break
+        return mutant, mutants[mutant], report
+
+    for mutant, meaning, report in at_once(arguments, one, (mutant for mutant in mutants if chosen(arguments, mutant))):
         if report["errors"]:
             print(f"{mutant:26} refuted: {meaning}: {report['what']}", flush=True)
         else:
