@@ -48,25 +48,8 @@ std::vector<KeptTile> KeptStep::Cut(const HeadShape& shape, std::span<const int3
 KeptStep::KeptStep(const HeadShape& shape, Path path, void* workspace, int64_t workspace_bytes)
     : shape_(shape), path_(path), workspace_(workspace), workspace_bytes_(workspace_bytes) {}
 
-Result KeptStep::Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients,
-                     const StepObserver& observer) const {
-  if (batch.rows > 0 && batch.kept.tiles.empty()) {
-    return {cudaErrorInvalidValue, "a workspace for lists of tokens"};
-  }
-  if (batch.rows > 0 && batch.weight_gradient == WeightGradient::kOverwrite) {
-    LOSSD_CUDA_PASS_ON(ClearGradients(batch, stream));
-    observer.Report("clear");
-  }
-  for (const KeptTile& tile : batch.kept.tiles) {
-    const bool last = &tile == &batch.kept.tiles.back();
-    LOSSD_CUDA_PASS_ON(RunTile(batch, tile, stream, last ? input_gradients : nullptr, observer));
-  }
-  if (batch.rows == 0 && input_gradients != nullptr) LOSSD_CUDA_TRY(cudaEventRecord(input_gradients, stream));
-  return {};
-}
-
-Result KeptStep::RunTile(const Batch& batch, const KeptTile& tile, cudaStream_t stream,
-                         cudaEvent_t input_gradients, const StepObserver& observer) const {
+Result KeptStep::Run(const Batch& batch, const KeptTile& tile, cudaStream_t stream,
+                     cudaEvent_t input_gradients, const StepObserver& observer) const {
   Buffers buffers;
   if (Divide(shape_, tile.rows, tile.entries, workspace_, &buffers) > workspace_bytes_) {
     return {cudaErrorInvalidValue, "a tile of lists within the workspace"};
@@ -97,14 +80,6 @@ Result KeptStep::RunTile(const Batch& batch, const KeptTile& tile, cudaStream_t 
   if (batch.weight_gradient == WeightGradient::kNone) return {};
   LOSSD_CUDA_PASS_ON(AddLists(rows, lists, batch.dw, batch.bias == nullptr ? nullptr : batch.db, stream));
   observer.Report("dw");
-  return {};
-}
-
-Result KeptStep::ClearGradients(const Batch& batch, cudaStream_t stream) const {
-  const auto bytes = static_cast<size_t>(shape_.vocab * PaddedHidden(shape_.hidden)) * sizeof(float);
-  LOSSD_CUDA_TRY(cudaMemsetAsync(batch.dw, 0, bytes, stream));
-  if (batch.db == nullptr) return {};
-  LOSSD_CUDA_TRY(cudaMemsetAsync(batch.db, 0, static_cast<size_t>(shape_.vocab) * sizeof(float), stream));
   return {};
 }
 

@@ -1,4 +1,4 @@
-// The step of linear_cross_entropy.h for batches whose rows have lists of kept tokens: gathered products in
+// The step of linear_cross_entropy.h for rows whose lists of kept tokens are short: gathered products in
 // place of those with the whole of the weights, the same on every path.
 #ifndef LOSSD_KERNELS_CUDA_KEPT_STEP_H_
 #define LOSSD_KERNELS_CUDA_KEPT_STEP_H_
@@ -27,16 +27,13 @@ class KeptStep {
 
   KeptStep(const HeadShape& shape, Path path, void* workspace, int64_t workspace_bytes);
 
-  // As LinearCrossEntropy::Run.
-  Result Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients,
+  // As LinearCrossEntropy::Run, of one tile of a batch whose weight_gradient is kNone or kAccumulate.
+  Result Run(const Batch& batch, const KeptTile& tile, cudaStream_t stream, cudaEvent_t input_gradients,
              const StepObserver& observer) const;
 
  private:
   struct Buffers;  // the workspace, divided
   static int64_t Divide(const HeadShape& shape, int64_t rows, int64_t entries, void* base, Buffers* buffers);
-  Result RunTile(const Batch& batch, const KeptTile& tile, cudaStream_t stream, cudaEvent_t input_gradients,
-                 const StepObserver& observer) const;
-  Result ClearGradients(const Batch& batch, cudaStream_t stream) const;
 
   const HeadShape shape_;
   const Path path_;

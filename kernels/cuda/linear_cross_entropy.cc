@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/cuda/distillation.h"
-#include "kernels/cuda/kept_step.h"
 #include "kernels/cuda/losses/part_soft_targets.h"
 #include "kernels/cuda/losses/smoothing.h"
 #include "kernels/cuda/losses/soft_targets.h"
@@ -13,6 +12,7 @@
 #include "kernels/cuda/rows/bias.h"
 #include "kernels/cuda/rows/kept_rows.h"
 #include "kernels/cuda/rows/logit_outputs.h"
+#include "kernels/cuda/rows/long_lists.h"
 #include "kernels/cuda/rows/part_returns.h"
 #include "kernels/cuda/rows/row_returns.h"
 #include "kernels/cuda/rows/shard_rows.h"
@@ -20,11 +20,11 @@
 #include "kernels/cuda/sharded_step.h"
 #include "kernels/cuda/sm90/products.h"
 #include "kernels/cuda/soft_losses.h"
+#include "kernels/cuda/step_buffers.h"
 
 namespace lossd::kernels::cuda {
 namespace {
 
-constexpr int64_t kWholeRows = 256;  // of a cluster's tile in every product
 constexpr int64_t kManyTiles = 64;
 static_assert(HoldSpace::kPieceColumns == sm90::kLogitColumns);
 
@@ -63,6 +63,7 @@ Result LoadKernels(DataType weight_type) {
   LOSSD_CUDA_PASS_ON(BestPath(weight_type, &path));
   LOSSD_CUDA_PASS_ON(LoadRowKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadKeptKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(LoadLongListKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadPortableKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadSmoothingKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadReturnKernels());
@@ -84,29 +85,6 @@ Result LoadKernels(DataType weight_type) {
   LOSSD_CUDA_PASS_ON(sm90::LoadSmoothedInputGradientKernels(weight_type));
   return sm90::LoadWeightGradientKernels(weight_type);
 }
-
-struct LinearCrossEntropy::Buffers {
-  char* exponentials = nullptr;  // E, or fp32 logits, or what has its place before E is made
-  int64_t stride = 0;            // of its rows, in elements
-  char* x = nullptr;
-  char* scaled_x = nullptr;
-  float* partials = nullptr;  // sums of E, or maxima, of columns of the vocabulary
-  float* moments = nullptr;   // sums of E (s - offset), of a tile that is spread
-  float* product = nullptr;   // E W of the portable path
-  char* library = nullptr;    // cuBLAS's own
-  RowArrays rows;
-
-  // For a tile (PlaceTile): where E is made, what the products for gradients take, and the sums and moments,
-  // which are all those above unless there is a hold.
-  char* made = nullptr;  // null: only sums are wanted
-  const char* entries = nullptr;
-  float* sums = nullptr;
-  int64_t sums_stride = 0;
-  // Rows that were held: where, from the first on or by `held_rows`.
-  const char* held = nullptr;
-  int64_t first_held = 0;
-  const int32_t* held_rows = nullptr;
-};
 
 int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_rows, void* base,
                                    Buffers* buffers) {
@@ -187,13 +165,13 @@ LinearCrossEntropy::LinearCrossEntropy(const Shape& shape, Path path, int64_t ti
 
 BatchRows LinearCrossEntropy::Arrange(std::span<const LabelledRows> parts,
                                       const TeacherShape* teacher) const {
-  BatchRows valid = SelectValidRows(parts);
-  if (!valid.kept.offsets.empty()) {
-    OrderByToken(shape_.vocab, KeptStep::Cut(shape_, valid.kept.offsets, workspace_bytes_), &valid.kept);
-    valid.by_label.resize(static_cast<size_t>(valid.rows));  // of no use there
+  const bool long_lists = PlacesOfLongLists().rows > 0;
+  BatchRows valid = long_lists ? SelectValidRows(parts, kLongList) : SelectValidRows(parts);
+  if (valid.kept.offsets.empty()) {
+    OrderByLabel(RowsPerTile(valid.rows, teacher), &valid);
     return valid;
   }
-  OrderByLabel(RowsPerTile(valid.rows, teacher), &valid);
+  CutLists(&valid);
   return valid;
 }
 
@@ -404,10 +382,7 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
   between_ = between;
   context_ = context;
   LOSSD_CUDA_PASS_ON(CheckTargets(batch));
-  if (batch.kept.offsets != nullptr) {
-    const KeptStep step(shape_, path_, workspace_, workspace_bytes_);
-    return step.Run(batch, stream, input_gradients, {between_, context_});
-  }
+  if (batch.kept.offsets != nullptr) return RunKept(batch, stream, input_gradients);
   if (batch.shard != nullptr && batch.shard->segments() > 1) {
     return RunSegments(batch, stream, input_gradients);
   }

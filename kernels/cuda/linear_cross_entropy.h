@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/cuda/losses/target_lists.h"
 #include "kernels/cuda/memory/heads.h"
@@ -17,6 +18,7 @@
 #include "kernels/cuda/portable/cublas_lt.h"
 #include "kernels/cuda/rows/batch_rows.h"
 #include "kernels/cuda/rows/held_rows.h"
+#include "kernels/cuda/rows/kept_rows.h"
 #include "kernels/cuda/rows/row_kernels.h"
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
@@ -112,7 +114,9 @@ class LinearCrossEntropy {
     const float* shares = nullptr;             // null: all count in dW
     const int32_t* by_label = nullptr;
     // Lists of kept tokens (KeptRows). Such a batch has no label smoothing, no soft targets and no top_k, and
-    // its vocabulary is whole: `shard` means nothing. Bits of its rows are the same on every path.
+    // its vocabulary is whole: `shard` means nothing. Bits of rows with short lists are the same on every
+    // path; those with long ones go through the path's own products. Which a row is depends on its list
+    // alone.
     struct Kept {
       const int32_t* offsets = nullptr;  // null: no lists
       const int32_t* tokens = nullptr;
@@ -222,6 +226,9 @@ class LinearCrossEntropy {
   int64_t BestBatchRows(const TeacherShape* teacher = nullptr) const;
   int64_t BestBatchRows(const Shard& shard, const TeacherShape* teacher = nullptr) const;
 
+  // Whether the workspace has room for a row with so many kept tokens.
+  bool HasRoomForList(int64_t tokens) const;
+
   // The part of TileRows that a batch gives: everything except what the step computes.
   static TileRows DescribeRows(const Shape& shape, Path path, const Batch& batch, int64_t first,
                                int64_t rows);
@@ -259,6 +266,25 @@ class LinearCrossEntropy {
   Result MultiplyPortableInputGradient(const void* weight, const Buffers& buffers, cudaStream_t stream) const;
   Result MultiplyPortableWeightGradient(int64_t rows, const Buffers& buffers, WeightGradient gradient,
                                         float* dw, cudaStream_t stream) const;
+  // Where logits and what is made of them are while rows have long lists, beside their entries.
+  struct LongListPlaces {
+    int64_t rows = 0;        // of a tile; 0: there is no room, and all lists count as short
+    int64_t logit_rows = 0;  // at once
+    float* logits = nullptr;
+    int64_t entries = 0;  // of a tile's lists
+    float* values = nullptr;
+  };
+  LongListPlaces PlacesOfLongLists(const Buffers& buffers) const;
+  LongListPlaces PlacesOfLongLists() const;
+  void CutLists(BatchRows* batch) const;
+  // Tiles of the rows behind those with short lists.
+  void CutLongLists(BatchRows* batch, std::vector<KeptTile>* tiles) const;
+  Result RunKept(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients);
+  Result ClearGradients(const Batch& batch, cudaStream_t stream) const;
+  Result RunLongLists(const Batch& batch, const KeptTile& of, cudaStream_t stream,
+                      cudaEvent_t input_gradients);
+  Result PickLongLists(const Batch& batch, const TileRows& tile, const KeptLists& lists,
+                       const Buffers& buffers, cudaStream_t stream) const;
   Result RunSegments(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients) const;
   Result RunDistillation(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients) const;
   static ListedTargets TargetsOf(const Batch& batch, int64_t first) {

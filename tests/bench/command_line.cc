@@ -61,6 +61,12 @@ void AddLossOptions(CLI::App& command, CaseOptions& options) {
           ->check(CLI::NonNegativeNumber)
           ->capture_default_str();
   command
+      .add_option("--longest", options.longest,
+                  "Tokens that one row keeps, whatever the others do; 0: as many as they")
+      ->needs(kept)
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
       .add_option(
           "--targets", options.targets,
           "Tokens of each row's list of soft targets, random ones beside the labels; 0: none (GPU only)")
@@ -212,6 +218,7 @@ std::vector<KernelCase> Cases(const CaseOptions& options) {
   common.zeros = options.zeros;
   common.held = options.held;
   common.kept = options.kept;
+  common.longest = options.longest;
   common.targets = options.targets;
   std::vector<KernelCase> cases;
   for (const std::string& name : options.dtypes) {

@@ -38,6 +38,7 @@ struct CaseOptions {
   double zeros = 0;
   bool held = false;
   int64_t kept = 0;
+  int64_t longest = 0;
   int64_t targets = 0;
   bool portable = false;
   bool fixed_segments = false;

@@ -45,6 +45,7 @@ struct KernelCase {
   // Each row's softmax is over a list of so many random tokens, its label among them; 0: over all. On a GPU
   // only, without a teacher, label smoothing or `returns`.
   int64_t kept = 0;
+  int64_t longest = 0;  // of one row, with `kept`; 0: no longer than the others
   // Soft targets on a list of so many random tokens of each row, which add up to 0.8, beside the labels. The
   // same restrictions, and not with `kept`.
   int64_t targets = 0;

@@ -109,6 +109,7 @@ Json ToJson(const KernelCase& c, const KernelResult& r) {
                  {"zeros", c.zeros},
                  {"held", c.held},
                  {"kept", c.kept},
+                 {"longest", c.longest},
                  {"targets", c.targets}}},
                {"checked",
                 {{"losses", c.tokens}, {"dx_rows", r.checked_rows}, {"dw_rows", r.checked_vocabulary_rows}}},

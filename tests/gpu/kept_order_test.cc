@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/kept_step.h"
@@ -96,6 +97,39 @@ TEST(KeptOrder, HasTheListsOfValidRowsInOrderOfTokens) {
     EXPECT_EQ(std::ssize(batch.kept.token_starts),
               batch.kept.tiles.back().first_token + batch.kept.tiles.back().tokens + 1);
   }
+}
+
+TEST(KeptOrder, RowsWithLongListsComeBehindTheOthersInTilesOfTheirOwn) {
+  const Lists lists(60, 3);
+  const std::vector<LabelledRows> parts = {lists.Part()};
+  constexpr int64_t kLong = 12;
+  BatchRows batch = SelectValidRows(parts, kLong);
+  const int64_t short_rows = batch.kept.short_rows;
+  ASSERT_GT(short_rows, 0);
+  ASSERT_LT(short_rows, batch.rows);
+  EXPECT_EQ(batch.rows, SelectValidRows(parts).rows);
+  for (int64_t row = 0; row < batch.rows; ++row) {
+    const auto r = static_cast<size_t>(row);
+    const auto token = static_cast<size_t>(batch.batch_rows[r]);
+    EXPECT_EQ(batch.labels[r], lists.labels[token]);
+    const int64_t size = batch.kept.offsets[r + 1] - batch.kept.offsets[r];
+    EXPECT_EQ(size, lists.offsets[token + 1] - lists.offsets[token]);
+    EXPECT_EQ(size >= kLong, row >= short_rows);
+    const bool is_first = row == 0 || row == short_rows;
+    if (!is_first) {
+      EXPECT_GT(batch.batch_rows[r], batch.batch_rows[r - 1]);
+    }
+  }
+  const int32_t entries = batch.kept.offsets[static_cast<size_t>(short_rows)];
+  std::vector<KeptTile> tiles = {{.rows = short_rows, .entries = entries},
+                                 {.is_long = true,
+                                  .first_row = short_rows,
+                                  .rows = batch.rows - short_rows,
+                                  .first_entry = entries,
+                                  .entries = std::ssize(batch.kept.tokens) - entries}};
+  OrderByToken(kVocab, std::move(tiles), &batch.kept);
+  ExpectOrder(batch.kept, batch.kept.tiles[0]);
+  EXPECT_EQ(batch.kept.tiles[1].tokens, 0);
 }
 
 TEST(KeptOrder, ThereAreNoTilesWhereARowDoesNotFit) {

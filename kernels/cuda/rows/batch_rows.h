@@ -3,6 +3,7 @@
 #define LOSSD_KERNELS_CUDA_ROWS_BATCH_ROWS_H_
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -28,22 +29,29 @@ struct LabelledRows {
   bool wants_unweighted = false;
 };
 
+// A list with so many tokens is long: products with the whole of the weights take its row less time than with
+// the rows of the weights that it names. Measured in docs/performance.md.
+inline constexpr int64_t kLongList = 1024;
+
 // Rows of a batch that are worked on at once, and where their lists lie among those of the batch.
 struct KeptTile {
+  bool is_long = false;  // all of its lists are, or none
+
   int64_t first_row = 0;
   int64_t rows = 0;
   int64_t first_entry = 0;
   int64_t entries = 0;
-  int64_t first_token = 0;  // in `token_starts`
+  int64_t first_token = 0;  // in `token_starts`, unless it is long
   int64_t tokens = 0;       // different ones in the tile
 };
 
 // Lists of the rows of a batch; without lists all is empty.
 struct KeptRows {
+  int64_t short_rows = 0;        // come first
   std::vector<int32_t> offsets;  // [rows + 1], within `tokens`
   std::vector<int32_t> tokens;
-  // Each tile's entries in order of tokens, those of one token in order of rows; and where each token's begin
-  // there, with the end of all of them behind the last.
+  // Entries of each tile that is not long in order of tokens, those of one token in order of rows; and where
+  // each token's begin there, with the end of all of them behind the last.
   std::vector<int32_t> by_token;
   std::vector<int32_t> token_starts;
   std::vector<KeptTile> tiles;
@@ -74,13 +82,17 @@ struct BatchRows {
 };
 
 // The rows of these parts whose labels are not ignore_index and, unless something is wanted of them that has
-// no weight, that have a factor which is not 0; by_label is left empty.
-BatchRows SelectValidRows(std::span<const LabelledRows> parts);
+// no weight, that have a factor which is not 0; by_label is left empty. Rows whose lists of kept tokens have
+// `long_list` tokens or more come behind the others; apart from that they keep their order.
+BatchRows SelectValidRows(std::span<const LabelledRows> parts,
+                          int64_t long_list = std::numeric_limits<int64_t>::max());
 
-// Fills by_label for tiles of `tile_rows` rows.
+// Fills by_label for tiles of `tile_rows` rows; or for one tile.
 void OrderByLabel(int64_t tile_rows, BatchRows* batch);
+void OrderByLabel(int64_t first_row, int64_t rows, BatchRows* batch);
 
-// Fills by_token and token_starts for `tiles`, which the rows of the batch are cut into, and keeps these.
+// Fills by_token and token_starts for `tiles`, which the rows of the batch are cut into, the long ones last,
+// and keeps these.
 void OrderByToken(int64_t vocab, std::vector<KeptTile> tiles, KeptRows* kept);
 
 }  // namespace lossd::kernels::cuda

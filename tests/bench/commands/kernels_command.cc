@@ -79,7 +79,7 @@ KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
     result.error = "--held and --zeros are timed on a GPU only, and without soft targets and kept tokens";
     return result;
   }
-  const int64_t listed = std::max(kernel_case.kept, kernel_case.targets);
+  const int64_t listed = std::max({kernel_case.kept, kernel_case.longest, kernel_case.targets});
   if (listed > 0 && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0 ||
                      kernel_case.options.label_smoothing > 0 || listed > kernel_case.vocab)) {
     KernelResult result;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <random>
+#include <utility>
 
 #include "kernels/cuda/sharded_step.h"
 #include "tests/bench/cuda/cuda_random.h"
@@ -201,14 +202,17 @@ Result CudaStep::FillInputs() {
 
 // The label and other tokens, none twice.
 void CudaStep::FillLists() {
-  const int64_t size = std::max(case_.kept, case_.targets);
-  if (size == 0) return;
+  const int64_t all = std::max(case_.kept, case_.targets);
+  if (all == 0) return;
+  int64_t longest = case_.longest;  // of the next row that is valid
   std::mt19937_64 generator(7);
   std::uniform_int_distribution<int64_t> token(0, case_.vocab - 1);
   std::vector<bool> taken(static_cast<size_t>(case_.vocab));
   kept_offsets_ = {0};
   for (const int64_t label : token_labels_) {
     const auto first = static_cast<std::ptrdiff_t>(kept_tokens_.size());
+    const bool is_longest = longest > 0 && label != kIgnoreIndex;
+    const int64_t size = is_longest ? std::exchange(longest, 0) : all;
     for (int64_t next = label == kIgnoreIndex ? 0 : label; std::ssize(kept_tokens_) - first < size;) {
       if (!taken[static_cast<size_t>(next)]) kept_tokens_.push_back(static_cast<int32_t>(next));
       taken[static_cast<size_t>(next)] = true;
@@ -221,7 +225,7 @@ void CudaStep::FillLists() {
     kept_offsets_.push_back(std::ssize(kept_tokens_));
   }
   constexpr float kMass = 0.8f;
-  probabilities_.assign(kept_tokens_.size(), kMass / static_cast<float>(size));
+  probabilities_.assign(kept_tokens_.size(), kMass / static_cast<float>(all));
 }
 
 Result CudaStep::CopyLists() {

@@ -133,13 +133,14 @@ LinearCrossEntropyParams Problem::Params() const {
   return params;
 }
 
-void KeepTokens(Problem& problem, double share, uint64_t seed) {
+void KeepTokens(Problem& problem, const std::vector<double>& shares, uint64_t seed) {
   std::mt19937_64 random(seed);
-  std::bernoulli_distribution keeps(share);
   problem.kept_offsets = {0};
   problem.kept_tokens.clear();
   int64_t ignored = 0;
-  for (const int64_t label : problem.labels) {
+  for (size_t row = 0; row < problem.labels.size(); ++row) {
+    const int64_t label = problem.labels[row];
+    std::bernoulli_distribution keeps(shares[row % shares.size()]);
     std::vector<int32_t> list;
     const bool is_ignored = label < 0;
     for (int32_t v = 0; v < problem.shape.vocab; ++v) {
@@ -151,6 +152,10 @@ void KeepTokens(Problem& problem, double share, uint64_t seed) {
     problem.kept_offsets.push_back(static_cast<int64_t>(problem.kept_tokens.size()));
   }
   problem.kept_tokens.reserve(1);  // a pointer to no lists is no null pointer
+}
+
+void KeepTokens(Problem& problem, double share, uint64_t seed) {
+  KeepTokens(problem, std::vector<double>{share}, seed);
 }
 
 TargetProblem TargetProblem::Rows(int64_t first, int64_t count) const {

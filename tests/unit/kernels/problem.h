@@ -111,8 +111,9 @@ struct ProblemOptions {
 Problem RandomProblem(const ProblemOptions& options);
 
 // Gives each row a list of its label and about `share` of the other tokens, in any order; every other ignored
-// row's is empty.
+// row's is empty. `shares`: of one row after the other, over and over.
 void KeepTokens(Problem& problem, double share, uint64_t seed = 1);
+void KeepTokens(Problem& problem, const std::vector<double>& shares, uint64_t seed = 1);
 
 // Gives each row a list of about `share` of the tokens, but one at least, with or without its label, and
 // random probabilities that add up to `mass`; every other ignored row's is empty.

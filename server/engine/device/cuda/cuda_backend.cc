@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/kept_step.h"
 #include "server/engine/chunk/chunk_options.h"
 #include "server/engine/device/cuda/cuda_status.h"
 
@@ -68,7 +67,7 @@ int64_t CudaBackend::RowsPerBatch(const BatchKey& kind) const {
 }
 
 bool CudaBackend::HasRoomForList(int64_t tokens) const {
-  return kernels::cuda::KeptStep::WorkspaceBytes(shape_, 1, tokens) <= device_->workspace_bytes;
+  return step_.HasRoomForList(tokens);
 }
 
 TeacherHead CudaBackend::AsTeacher() const {
