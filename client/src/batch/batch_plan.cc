@@ -22,13 +22,13 @@ constexpr int64_t kLossBytes = sizeof(float);
 constexpr int64_t kWeightBytes = sizeof(float);  // also of an upstream gradient
 constexpr int64_t kOffsetBytes = sizeof(int64_t);
 
-// Bytes of a token on the wire, in both directions, beside hidden states and dX.
-int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs, int64_t longest_list) {
+// Bytes of a token on the wire, in both directions, beside hidden states, dX and the tokens of its list.
+int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs) {
   int64_t bytes = kLabelBytes + kLossBytes + BytesOnWire(outputs.returns);
   if (!batch.token_weights.empty()) bytes += kWeightBytes;
   if (!batch.lse_gradients.empty()) bytes += kWeightBytes;
   if (!batch.entropy_gradients.empty()) bytes += kWeightBytes;
-  if (ListsOf(batch).given()) bytes += kOffsetBytes + longest_list * ListedTokenBytes(batch);
+  if (ListsOf(batch).given()) bytes += kOffsetBytes;
   return bytes;
 }
 
@@ -80,18 +80,78 @@ absl::StatusOr<int64_t> MostTokens(int64_t hidden_bytes, int64_t payload_bytes, 
   return most_tokens;
 }
 
-// The most tokens of a chunk that the lists have room in, where none is longer than the longest. Messages
-// have half of the chunk limit for them.
-absl::StatusOr<int64_t> MostTokensWithLists(const Batch& batch, int64_t longest,
-                                            const v1::SessionLimits& limits) {
-  int64_t ids = kMostListedTokens;
-  if (limits.max_chunk_bytes() > 0) {
-    ids = std::min(ids, limits.max_chunk_bytes() / 2 / ListedTokenBytes(batch));
+// What the lists of a batch take of its chunks: none, without lists.
+class ListCosts {
+ public:
+  ListCosts(const Batch& batch, int64_t sent_tokens, const v1::SessionLimits& limits)
+      : ends_(ListEnds(batch, sent_tokens == static_cast<int64_t>(batch.labels.size()) ? Ignored::kSent
+                                                                                       : Ignored::kLeftOut)),
+        field_(ListsField(batch)),
+        token_bytes_(ListedTokenBytes(batch)) {
+    // Messages have half of the chunk limit for them.
+    if (limits.max_chunk_bytes() > 0) {
+      most_listed_ = std::min(most_listed_, limits.max_chunk_bytes() / 2 / token_bytes_);
+    }
+    if (limits.byte_credit() > 0) most_bytes_ = limits.byte_credit() / 2;
   }
-  if (longest <= ids) return ids / std::max<int64_t>(1, longest);
-  return absl::InvalidArgumentError(absl::StrCat(ListsField(batch), " has a list of ", longest,
-                                                 " tokens; the server takes lists of at most ", ids));
-}
+
+  bool given() const { return !ends_.empty(); }
+  // Tokens in a list, on average.
+  int64_t Mean() const {
+    if (ends_.size() < 2) return 0;
+    const auto tokens = static_cast<int64_t>(ends_.size()) - 1;
+    return (ends_.back() + tokens - 1) / tokens;
+  }
+  int64_t MeanBytes() const { return Mean() * token_bytes_; }
+  // As many as have room for lists of that length.
+  int64_t MostTokens() const { return std::max<int64_t>(1, most_listed_ / std::max<int64_t>(1, Mean())); }
+  // What the lists of a chunk take of its payload.
+  int64_t Bytes(const ChunkRange& chunk) const {
+    return given() ? kOffsetBytes + Listed(chunk) * token_bytes_ : 0;
+  }
+
+  // The most tokens, whole steps unless it is all of them, with which the beginning of a chunk may be one:
+  // `payload_bytes` of each are not the lists'. At least one step; an error if the lists of that are too
+  // long.
+  absl::StatusOr<int64_t> Fit(const ChunkRange& chunk, int64_t payload_bytes, int64_t step) const {
+    if (!given()) return chunk.tokens;
+    ChunkRange part = chunk;
+    for (part.tokens = 0; part.tokens < chunk.tokens;) {
+      ChunkRange longer = part;
+      longer.tokens = std::min(chunk.tokens, part.tokens + step);
+      const bool is_first = part.tokens == 0;
+      if (Listed(longer) > most_listed_) {
+        if (is_first) return TooLong(longer);
+        break;
+      }
+      if (!is_first && longer.tokens * payload_bytes + Bytes(longer) > most_bytes_) break;
+      part = longer;
+    }
+    return part.tokens;
+  }
+
+ private:
+  int64_t Listed(const ChunkRange& chunk) const {
+    return ends_[static_cast<size_t>(chunk.first + chunk.tokens)] - ends_[static_cast<size_t>(chunk.first)];
+  }
+  absl::Status TooLong(const ChunkRange& chunk) const {
+    if (chunk.tokens == 1) {
+      return absl::InvalidArgumentError(absl::StrCat(field_, " has a list of ", Listed(chunk),
+                                                     " tokens; the server takes lists of at most ",
+                                                     most_listed_));
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat(field_, " has lists of ", Listed(chunk), " tokens for ", chunk.tokens,
+                     " rows, which in a region are one chunk at least; the server takes lists of at most ",
+                     most_listed_, ": use no region"));
+  }
+
+  const std::vector<int64_t> ends_;
+  const absl::string_view field_;
+  const int64_t token_bytes_;
+  int64_t most_listed_ = kMostListedTokens;  // of a chunk
+  int64_t most_bytes_ = std::numeric_limits<int64_t>::max();
+};
 
 enum class Taper { kYes, kNo };
 
@@ -158,23 +218,19 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
                                     const BatchPlaces& places, int64_t sent_tokens, int64_t chunk_bytes,
                                     const v1::SessionLimits& limits, int32_t lanes) {
   const int64_t tokens = sent_tokens;
-  const bool all = sent_tokens == static_cast<int64_t>(batch.labels.size());
-  const int64_t longest_list = LongestList(batch, all ? Ignored::kSent : Ignored::kLeftOut);
+  const ListCosts lists(batch, sent_tokens, limits);
   const int64_t own_bytes = head.hidden_size * SizeOf(batch.hidden_type);
   const int64_t teacher_bytes = TeacherRowBytes(batch);
   const int64_t hidden_bytes = own_bytes + teacher_bytes;
   const int64_t dx_bytes = places.DxIsSent(batch) ? head.hidden_size * SizeOf(DxTypeOnWire(outputs)) : 0;
-  const int64_t payload_bytes = TokenBytes(batch, outputs, longest_list) +
-                                (places.hidden_states ? 0 : own_bytes) +
+  const int64_t payload_bytes = TokenBytes(batch, outputs) + (places.hidden_states ? 0 : own_bytes) +
                                 (places.teacher_hidden ? 0 : teacher_bytes) + dx_bytes;
   const bool all_in_regions = places.All(batch);
 
   if (chunk_bytes <= 0) chunk_bytes = all_in_regions ? kMostChunkBytes : DefaultChunkBytes(limits);
-  const auto most = MostTokens(hidden_bytes, payload_bytes, chunk_bytes, limits);
+  const auto most = MostTokens(hidden_bytes, payload_bytes + lists.MeanBytes(), chunk_bytes, limits);
   if (!most.ok()) return most.status();
-  const auto most_of_lists = MostTokensWithLists(batch, longest_list, limits);
-  if (!most_of_lists.ok()) return most_of_lists.status();
-  const int64_t most_tokens = std::min(*most, *most_of_lists);
+  const int64_t most_tokens = lists.given() ? std::min(*most, lists.MostTokens()) : *most;
 
   const int64_t step = places.TokenStep(head, batch, outputs);
   if (tokens > most_tokens && step > most_tokens) {
@@ -187,8 +243,16 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
   const bool worth_it = !all_in_regions && most_tokens * hidden_bytes >= kLeastTaperedBytes;
   for (const int64_t steps : SizesInSteps(tokens, most_tokens, step, worth_it ? Taper::kYes : Taper::kNo)) {
     const int64_t first = plan.chunks.empty() ? 0 : plan.chunks.back().first + plan.chunks.back().tokens;
-    const int64_t size = std::min(tokens - first, steps * step);  // the last one may be cut short
-    plan.chunks.push_back({.first = first, .tokens = size, .payload_bytes = size * payload_bytes});
+    ChunkRange left{.first = first,
+                    .tokens = std::min(tokens - first, steps * step)};  // the last may be short
+    while (left.tokens > 0) {
+      const absl::StatusOr<int64_t> fits = lists.Fit(left, payload_bytes, step);
+      if (!fits.ok()) return fits.status();
+      ChunkRange& chunk = plan.chunks.emplace_back(ChunkRange{.first = left.first, .tokens = *fits});
+      chunk.payload_bytes = chunk.tokens * payload_bytes + lists.Bytes(chunk);
+      left.first += *fits;
+      left.tokens -= *fits;
+    }
   }
   return plan;
 }

@@ -45,6 +45,9 @@ struct BatchPlan {
 // there is nothing to wait for on the way: chunks are as large as the limits allow, of nearly equal size, on
 // one lane.
 //
+// Lists count with their mean length. A chunk whose own are so long that it would exceed the limits of lists
+// or half of the credit is cut further.
+//
 // `sent_tokens` of the batch's tokens are sent, at least one.
 //
 // The same for the same arguments. RESOURCE_EXHAUSTED if one token is above the server's chunk limit.

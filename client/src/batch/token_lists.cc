@@ -1,6 +1,5 @@
 #include "client/src/batch/token_lists.h"
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -96,14 +95,17 @@ int64_t ListedTokenBytes(const Batch& batch) {
   return batch.target_lists.given() ? kIdBytes + kProbabilityBytes : kIdBytes;
 }
 
-int64_t LongestList(const Batch& batch, Ignored ignored) {
+std::vector<int64_t> ListEnds(const Batch& batch, Ignored ignored) {
   const std::span<const int64_t> offsets = ListsOf(batch).offsets;
-  int64_t longest = 0;
+  std::vector<int64_t> ends;
+  if (offsets.empty()) return ends;
+  ends.reserve(offsets.size());
+  ends.push_back(0);
   for (size_t i = 1; i < offsets.size(); ++i) {
     if (ignored == Ignored::kLeftOut && batch.labels[i - 1] == batch.ignore_index) continue;
-    longest = std::max(longest, offsets[i] - offsets[i - 1]);
+    ends.push_back(ends.back() + offsets[i] - offsets[i - 1]);
   }
-  return longest;
+  return ends;
 }
 
 void SetLists(const TokenLists& lists, Runs runs, v1::TokenLists* proto) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -28,9 +29,10 @@ const TokenLists& ListsOf(const Batch& batch);
 absl::string_view ListsField(const Batch& batch);
 int64_t ListedTokenBytes(const Batch& batch);
 
-// Tokens of the longest list of those that are sent; 0 without lists.
+// Where the list of each token that is sent ends when they stand one behind the other, from 0 on: one more
+// than there are such tokens. Empty without lists.
 enum class Ignored { kSent, kLeftOut };
-int64_t LongestList(const Batch& batch, Ignored ignored);
+std::vector<int64_t> ListEnds(const Batch& batch, Ignored ignored);
 
 // Sets the lists of the tokens of these runs, one behind the other.
 void SetLists(const TokenLists& lists, std::span<const SentTokens::Run> runs, v1::TokenLists* proto);

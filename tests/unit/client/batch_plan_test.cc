@@ -43,7 +43,9 @@ struct Cutter {
     batch.mode = mode;
     batch.distillation = distillation;
     std::vector<int64_t> offsets;
-    for (int64_t i = 0; kept > 0 && i <= tokens; ++i) offsets.push_back(i * kept);
+    for (int64_t i = 0; kept > 0 && i <= tokens; ++i) {
+      offsets.push_back(i * kept + (longest > 0 && i > tokens / 2 ? longest - kept : 0));
+    }
     (of_targets ? batch.target_lists.lists : batch.kept_tokens).offsets = offsets;
     return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = hidden}, batch, outputs, places, tokens,
                      chunk_bytes, limits, lanes);
@@ -56,7 +58,8 @@ struct Cutter {
   std::optional<Distillation> distillation;
   ComputeMode mode = ComputeMode::kLossAndGradients;
   int32_t lanes = 1;
-  int64_t kept = 0;  // tokens of each list; 0: no lists
+  int64_t kept = 0;     // tokens of each list; 0: no lists
+  int64_t longest = 0;  // of the list in the middle; 0: as many as the others have
   bool of_targets = false;
 };
 
@@ -79,6 +82,46 @@ TEST(PlanBatchTest, ListsOfTokensFitTheChunksThatTheyAreCutWith) {
   cutter.kept = 0;
   cutter.limits.clear_max_chunk_bytes();
   EXPECT_EQ(cutter.Cut(20000).size(), Cutter().Cut(20000).size());
+}
+
+TEST(PlanBatchTest, ALongListAmongShortOnesMakesNoSmallChunksOfTheOthers) {
+  Cutter cutter;
+  cutter.kept = 64;
+  const size_t without = cutter.Cut(20000).size();
+  cutter.longest = 1'000'000;
+  const std::vector<ChunkRange> chunks = cutter.Cut(20000);
+  EXPECT_LE(chunks.size(), without + 3);
+  int64_t payload_bytes = 0;
+  for (const ChunkRange& chunk : chunks) {
+    const bool has_longest = chunk.first <= 10000 && 10000 < chunk.first + chunk.tokens;
+    const int64_t listed = chunk.tokens * 64 + (has_longest ? cutter.longest - 64 : 0);
+    EXPECT_LE(listed, kMiB);
+    EXPECT_EQ(chunk.payload_bytes, chunk.tokens * (kRow + kRow + 8 + 4 + 8) + 8 + 4 * listed);
+    payload_bytes += chunk.payload_bytes;
+  }
+  EXPECT_GT(payload_bytes, 4 * cutter.longest);
+  // The longest has a chunk to itself where half of the credit is less than it.
+  cutter.limits.set_byte_credit(4 * kMiB);
+  for (const ChunkRange& chunk : cutter.Cut(20000)) {
+    EXPECT_TRUE(chunk.tokens == 1 || 2 * chunk.payload_bytes <= 4 * kMiB);
+  }
+  cutter.longest = kMiB + 1;
+  EXPECT_EQ(cutter.Try(20000, 0).status().message(),
+            "kept_tokens has a list of 1048577 tokens; the server takes lists of at most 1048576");
+}
+
+TEST(PlanBatchTest, ListsOfRowsThatARegionHasTogetherAreOfOneChunk) {
+  Cutter cutter;
+  cutter.hidden = 7;
+  cutter.places.hidden_states = RegionPlace{};
+  cutter.kept = 1000;
+  cutter.longest = 1'040'000;
+  for (const ChunkRange& chunk : cutter.Cut(1000)) EXPECT_EQ(chunk.first % 8, 0);
+  cutter.longest = 1'045'000;
+  EXPECT_EQ(
+      cutter.Try(1000, 0).status().message(),
+      "kept_tokens has lists of 1052000 tokens for 8 rows, which in a region are one chunk at least; the "
+      "server takes lists of at most 1048576: use no region");
 }
 
 TEST(PlanBatchTest, ListsOfSoftTargetsCountWithTheirProbabilities) {
