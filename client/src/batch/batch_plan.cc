@@ -83,11 +83,8 @@ absl::StatusOr<int64_t> MostTokens(int64_t hidden_bytes, int64_t payload_bytes, 
 // What the lists of a batch take of its chunks: none, without lists.
 class ListCosts {
  public:
-  ListCosts(const Batch& batch, int64_t sent_tokens, const v1::SessionLimits& limits)
-      : ends_(ListEnds(batch, sent_tokens == static_cast<int64_t>(batch.labels.size()) ? Ignored::kSent
-                                                                                       : Ignored::kLeftOut)),
-        field_(ListsField(batch)),
-        token_bytes_(ListedTokenBytes(batch)) {
+  ListCosts(const Batch& batch, const SentTokens& sent, const v1::SessionLimits& limits)
+      : ends_(ListEnds(batch, sent)), field_(ListsField(batch)), token_bytes_(ListedTokenBytes(batch)) {
     // Messages have half of the chunk limit for them.
     if (limits.max_chunk_bytes() > 0) {
       most_listed_ = std::min(most_listed_, limits.max_chunk_bytes() / 2 / token_bytes_);
@@ -215,10 +212,10 @@ DataType DxTypeOnWire(const BatchOutputs& outputs) {
 }
 
 absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
-                                    const BatchPlaces& places, int64_t sent_tokens, int64_t chunk_bytes,
+                                    const BatchPlaces& places, const SentTokens& sent, int64_t chunk_bytes,
                                     const v1::SessionLimits& limits, int32_t lanes) {
-  const int64_t tokens = sent_tokens;
-  const ListCosts lists(batch, sent_tokens, limits);
+  const int64_t tokens = sent.count();
+  const ListCosts lists(batch, sent, limits);
   const int64_t own_bytes = head.hidden_size * SizeOf(batch.hidden_type);
   const int64_t teacher_bytes = TeacherRowBytes(batch);
   const int64_t hidden_bytes = own_bytes + teacher_bytes;

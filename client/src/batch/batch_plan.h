@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/src/batch/batch_places.h"
+#include "client/src/batch/sent_tokens.h"
 #include "lossd/client.h"
 #include "lossd/v1/loss.pb.h"
 
@@ -48,11 +49,11 @@ struct BatchPlan {
 // Lists count with their mean length. A chunk whose own are so long that it would exceed the limits of lists
 // or half of the credit is cut further.
 //
-// `sent_tokens` of the batch's tokens are sent, at least one.
+// At least one token is sent.
 //
 // The same for the same arguments. RESOURCE_EXHAUSTED if one token is above the server's chunk limit.
 absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
-                                    const BatchPlaces& places, int64_t sent_tokens, int64_t chunk_bytes,
+                                    const BatchPlaces& places, const SentTokens& sent, int64_t chunk_bytes,
                                     const v1::SessionLimits& limits, int32_t lanes);
 
 }  // namespace lossd::internal

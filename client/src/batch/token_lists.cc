@@ -95,15 +95,16 @@ int64_t ListedTokenBytes(const Batch& batch) {
   return batch.target_lists.given() ? kIdBytes + kProbabilityBytes : kIdBytes;
 }
 
-std::vector<int64_t> ListEnds(const Batch& batch, Ignored ignored) {
+std::vector<int64_t> ListEnds(const Batch& batch, const SentTokens& sent) {
   const std::span<const int64_t> offsets = ListsOf(batch).offsets;
   std::vector<int64_t> ends;
   if (offsets.empty()) return ends;
-  ends.reserve(offsets.size());
+  ends.reserve(static_cast<size_t>(sent.count()) + 1);
   ends.push_back(0);
-  for (size_t i = 1; i < offsets.size(); ++i) {
-    if (ignored == Ignored::kLeftOut && batch.labels[i - 1] == batch.ignore_index) continue;
-    ends.push_back(ends.back() + offsets[i] - offsets[i - 1]);
+  for (const SentTokens::Run& run : sent.Runs(0, sent.count())) {
+    const auto first = static_cast<size_t>(run.first);
+    const int64_t shift = ends.back() - offsets[first];
+    for (int64_t i = 1; i <= run.tokens; ++i) ends.push_back(offsets[first + static_cast<size_t>(i)] + shift);
   }
   return ends;
 }

@@ -31,8 +31,7 @@ int64_t ListedTokenBytes(const Batch& batch);
 
 // Where the list of each token that is sent ends when they stand one behind the other, from 0 on: one more
 // than there are such tokens. Empty without lists.
-enum class Ignored { kSent, kLeftOut };
-std::vector<int64_t> ListEnds(const Batch& batch, Ignored ignored);
+std::vector<int64_t> ListEnds(const Batch& batch, const SentTokens& sent);
 
 // Sets the lists of the tokens of these runs, one behind the other.
 void SetLists(const TokenLists& lists, std::span<const SentTokens::Run> runs, v1::TokenLists* proto);

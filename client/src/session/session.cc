@@ -97,7 +97,7 @@ absl::StatusOr<BatchResult> Session::Impl::Send(const Batch& batch, const BatchO
                                                 const internal::BatchPlaces& places,
                                                 const internal::SentTokens& sent) {
   const internal::SessionLink& link = lanes_.link();
-  const auto plan = internal::PlanBatch(head_->config(), batch, outputs, places, sent.count(),
+  const auto plan = internal::PlanBatch(head_->config(), batch, outputs, places, sent,
                                         link.options().chunk_bytes, link.limits(), link.lanes());
   if (!plan.ok()) return plan.status();
   if (link.session_id() != resumed_session_) expected_repeats_.clear();

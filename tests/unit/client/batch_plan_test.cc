@@ -47,8 +47,8 @@ struct Cutter {
       offsets.push_back(i * kept + (longest > 0 && i > tokens / 2 ? longest - kept : 0));
     }
     (of_targets ? batch.target_lists.lists : batch.kept_tokens).offsets = offsets;
-    return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = hidden}, batch, outputs, places, tokens,
-                     chunk_bytes, limits, lanes);
+    return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = hidden}, batch, outputs, places,
+                     SentTokens::All(tokens), chunk_bytes, limits, lanes);
   }
 
   int64_t hidden = kHidden;
@@ -108,6 +108,33 @@ TEST(PlanBatchTest, ALongListAmongShortOnesMakesNoSmallChunksOfTheOthers) {
   cutter.longest = kMiB + 1;
   EXPECT_EQ(cutter.Try(20000, 0).status().message(),
             "kept_tokens has a list of 1048577 tokens; the server takes lists of at most 1048576");
+}
+
+TEST(PlanBatchTest, ListsOfTokensThatAreNotSentDoNotCount) {
+  // A prompt without weight, whose lists are short, before an answer whose lists are long.
+  constexpr int64_t kTokens = 2000;
+  const std::vector<int64_t> labels(kTokens);
+  std::vector<float> weights(kTokens);
+  std::vector<int64_t> offsets = {0};
+  for (int64_t i = 0; i < kTokens; ++i) {
+    const bool is_answer = i >= kTokens / 2;
+    weights[static_cast<size_t>(i)] = is_answer ? 1.0f : 0.0f;
+    offsets.push_back(offsets.back() + (is_answer ? 3000 : 64));
+  }
+  const HeadConfig head{.name = "h", .vocab_size = 4000, .hidden_size = kHidden};
+  Batch batch;
+  batch.labels = labels;
+  batch.token_weights = weights;
+  batch.kept_tokens.offsets = offsets;
+  const BatchOutputs outputs;
+  const SentTokens sent = SentTokens::Of(NeededTokens(head, batch, outputs));
+  ASSERT_EQ(sent.count(), kTokens / 2);
+  const auto plan = PlanBatch(head, batch, outputs, {}, sent, 0, {}, 1);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const ChunkRange& chunk : plan->chunks) {
+    EXPECT_LE(chunk.tokens * 3000, kMiB);
+    EXPECT_GT(chunk.payload_bytes, chunk.tokens * 3000 * 4);
+  }
 }
 
 TEST(PlanBatchTest, ListsOfRowsThatARegionHasTogetherAreOfOneChunk) {
