@@ -396,7 +396,7 @@ int Serve(Options options, ParentLink* parent) {
   absl::StatusOr<PortFile> port_file = PortFile::Write(options.port_file, ports);
   if (!port_file.ok()) return Fail(port_file.status());
   if (absl::Status serving = StartServing(*restart, **server); !serving.ok()) return Fail(serving);
-  if (parent != nullptr) parent->TellServing(ports);
+  if (parent != nullptr) parent->TellServing();
   const TellReady tell_ready = [&health, &group](bool ready) {
     if (*health != nullptr) {
       (*health)->Set(ready ? rpc::HealthServer::Ready::kYes : rpc::HealthServer::Ready::kNo);

@@ -131,7 +131,7 @@ ChildLink::Said Epoch::ReadFirstRank() {
   ChildLink& link = ranks_.front().link;
   ChildLink::Said said;
   if (!link.closed()) said = link.Read();
-  if (said.serving.has_value()) RemoveFolder();
+  if (said.serving) RemoveFolder();
   return said;
 }
 

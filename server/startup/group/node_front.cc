@@ -107,7 +107,7 @@ void NodeFront::TellParent() {
 void NodeFront::TellServing() {
   told_serving_ = true;
   const Ports ports{.health = health_ == nullptr ? 0 : health_->port()};
-  parent_->TellServing(ports);
+  parent_->TellServing();
   absl::StatusOr<PortFile> file = PortFile::Write(port_file_, ports);
   const absl::Status published = file.ok() ? file->Publish() : file.status();
   if (!published.ok()) {

@@ -38,8 +38,8 @@ absl::StatusOr<ParentLink> ParentLink::Take(int file) {
   return link;
 }
 
-void ParentLink::TellServing(const Ports& ports) {
-  const nlohmann::json line = {{"grpc", ports.grpc}, {"metrics", ports.metrics}, {"health", ports.health}};
+void ParentLink::TellServing() {
+  const nlohmann::json line = {{"serving", true}};
   SendLine(file_.get(), line.dump());
 }
 
@@ -85,13 +85,8 @@ ChildLink::Said ChildLink::Read() {
 void ChildLink::Take(const std::string& line, Said* said) {
   const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) return;
-  if (parsed.contains("draining")) {
-    said->draining = true;
-  } else {
-    said->serving = Ports{.grpc = parsed.value("grpc", 0),
-                          .metrics = parsed.value("metrics", 0),
-                          .health = parsed.value("health", 0)};
-  }
+  said->draining = said->draining || parsed.contains("draining");
+  said->serving = said->serving || parsed.contains("serving");
 }
 
 }  // namespace lossd

@@ -1,16 +1,14 @@
 // Between a rank's process and the parent that started it: a socket that the child inherits. The parent says
-// the epoch's token; the leader, or another node's first rank, says that the group serves, and where, and
-// that it has begun to end.
+// the epoch's token; the leader, or another node's first rank, says that the group serves, and that it has
+// begun to end.
 #ifndef LOSSD_SERVER_STARTUP_GROUP_PARENT_LINK_H_
 #define LOSSD_SERVER_STARTUP_GROUP_PARENT_LINK_H_
 
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "server/rpc/transport/file_descriptor.h"
-#include "server/startup/port_file.h"
 
 namespace lossd {
 
@@ -21,7 +19,7 @@ class ParentLink {
   static absl::StatusOr<ParentLink> Take(int file);
 
   const std::string& token() const { return token_; }
-  void TellServing(const Ports& ports);
+  void TellServing();
   // The server has begun to end.
   void TellDraining();
 
@@ -44,7 +42,7 @@ class ChildLink {
   void TellToken(const std::string& token);
   // Does not wait: what has come since the last call. Each is told once.
   struct Said {
-    std::optional<Ports> serving;
+    bool serving = false;
     bool draining = false;
   };
   Said Read();

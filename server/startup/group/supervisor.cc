@@ -80,9 +80,11 @@ class Supervisor {
   void TakeSignals();
   // False: told to end meanwhile.
   bool AwaitEndingProcesses() const;
+  // The ports that this node's first rank will listen on, for as long as this process lives: ranks may take
+  // them late, since they wait for other nodes first, and have none while a new epoch begins.
+  absl::Status HoldPorts();
+  absl::Status HoldPort(const char* flag, std::string* listen);
   absl::StatusOr<std::unique_ptr<Epoch>> StartEpoch(int64_t number);
-  // While no rank has them: the next epoch may wait long for other nodes before it takes them again.
-  void HoldPorts();
   Outcome Watch(Epoch& epoch);
   Outcome AfterLoss(Epoch& epoch, std::vector<RankEnd> losses);
   // The first rank has ended by itself.
@@ -142,29 +144,38 @@ void Supervisor::TakeSignals() {
   pthread_sigmask(SIG_BLOCK, &taken, nullptr);
 }
 
-void Supervisor::HoldPorts() {
-  std::vector<std::string> listen;
-  for (const std::string& all : {options_.listen, options_.metrics_listen, options_.health_listen}) {
-    for (const absl::string_view one : absl::StrSplit(all, ',', absl::SkipEmpty())) listen.emplace_back(one);
+absl::Status Supervisor::HoldPorts() {
+  if (options_.group.node == 0) {
+    if (absl::Status held = HoldPort("--listen", &options_.listen); !held.ok()) return held;
+    if (absl::Status held = HoldPort("--metrics_listen", &options_.metrics_listen); !held.ok()) return held;
   }
-  held_.clear();
-  for (const std::string& address : listen) {
-    if (rpc::SplitHostPort(address).port <= 0) continue;
-    // What somebody else has taken already, the rank that finds it taken says.
-    if (auto held = rpc::Listener::Hold(address); held.ok()) held_.push_back(*std::move(held));
+  return HoldPort("--health_listen", &options_.health_listen);
+}
+
+absl::Status Supervisor::HoldPort(const char* flag, std::string* listen) {
+  const std::vector<std::string> addresses = absl::StrSplit(*listen, ',', absl::SkipEmpty());
+  for (const std::string& address : addresses) {
+    if (rpc::IsUnixSocket(address)) continue;
+    absl::StatusOr<std::unique_ptr<rpc::Listener>> held = rpc::Listener::Hold(address);
+    if (!held.ok()) {
+      return absl::Status(held.status().code(), absl::StrCat(flag, ": ", held.status().message()));
+    }
+    const std::string with_port = WithPort(*listen, (*held)->port());
+    // Which free port a second address gets is up to its rank.
+    if (rpc::SplitHostPort(address).port == 0 && with_port == *listen) continue;
+    *listen = with_port;
+    held_.push_back(*std::move(held));
   }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Epoch>> Supervisor::StartEpoch(int64_t number) {
   EpochOptions epoch{
       .number = number, .group = options_.group, .arguments = options_.arguments, .signals = before_};
-  if (number > 1) {
-    HoldPorts();
-    AddFlags({absl::StrCat("--listen=", options_.listen), absl::StrCat("--group_listen=", first_listen_),
-              absl::StrCat("--metrics_listen=", options_.metrics_listen),
-              absl::StrCat("--health_listen=", options_.health_listen)},
-             &epoch.arguments);
-  }
+  AddFlags({absl::StrCat("--listen=", options_.listen), absl::StrCat("--group_listen=", first_listen_),
+            absl::StrCat("--metrics_listen=", options_.metrics_listen),
+            absl::StrCat("--health_listen=", options_.health_listen)},
+           &epoch.arguments);
   return Epoch::Start(epoch);
 }
 
@@ -200,6 +211,10 @@ int Supervisor::Run() {
   if (!signals_.valid()) return EXIT_FAILURE;
   LogDevices(options_.group);
   if (!AwaitEndingProcesses()) return EXIT_SUCCESS;
+  if (const absl::Status held = HoldPorts(); !held.ok()) {
+    Log(LogLevel::kError, "cannot start", {{"reason", std::string(held.message())}});
+    return EXIT_FAILURE;
+  }
   for (int64_t number = 1;; ++number) {
     const absl::StatusOr<std::unique_ptr<Epoch>> epoch = StartEpoch(number);
     if (!epoch.ok()) {
@@ -350,12 +365,7 @@ void Supervisor::HandleEnd(Epoch& epoch, int number) {
 void Supervisor::NoteServing(Epoch& epoch) {
   const ChildLink::Said said = epoch.ReadFirstRank();
   draining_ = draining_ || said.draining;
-  const std::optional<Ports>& ports = said.serving;
-  if (!ports.has_value()) return;
-  serving_since_ = Clock::now();
-  options_.listen = WithPort(options_.listen, ports->grpc);
-  options_.metrics_listen = WithPort(options_.metrics_listen, ports->metrics);
-  options_.health_listen = WithPort(options_.health_listen, ports->health);
+  if (said.serving) serving_since_ = Clock::now();
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace lossd {
 struct SupervisorOptions {
   std::vector<std::string> arguments;  // the command line, the program's name first
   GroupOptions group;
-  // As the flags have them; later epochs get the ports that the first one took, which are held between them.
+  // As the flags have them. Ranks get these with the ports that were free, which are held for all epochs.
   std::string listen;
   std::string metrics_listen;
   std::string health_listen;
