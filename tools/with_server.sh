@@ -45,7 +45,8 @@ start_server() {
   local waited
   run_dir=$(mktemp -d)
   mkdir -p "$(dirname "$log")"
-  "$lossd" --listen=127.0.0.1:0 --metrics_listen=127.0.0.1:0 --port_file="$run_dir/ports.json" "${flags[@]}" \
+  # In a session of its own: Ctrl-C at a terminal is for the command, which still needs its server to end in order.
+  setsid "$lossd" --listen=127.0.0.1:0 --metrics_listen=127.0.0.1:0 --port_file="$run_dir/ports.json" "${flags[@]}" \
     >"$log" 2>&1 </dev/null &
   server_pid=$!
   for ((waited = 0; waited < start_seconds * 10; waited++)); do

@@ -57,25 +57,30 @@ run sleep 0.5
 expect status "$status" 1
 expect message "$(says 'ended on its own')" 1
 
-for signal in INT TERM HUP; do
+for signal in INT TERM HUP terminal; do
   begin "SIG$signal while the command runs"
   # Started from Python with default signal handling: a background job of bash would ignore SIGINT.
   python3 - "$signal" "$with_server" "$here/fake_lossd.sh" "$scratch/log" -- \
     sh -c "echo \$\$ > $scratch/command; exec sleep 60" >"$scratch/output" 2>&1 <<'END' || true
 import os, signal, subprocess, sys, time
-number = getattr(signal, "SIG" + sys.argv[1])
+terminal = sys.argv[1] == "terminal"  # Ctrl-C, which all processes in its foreground get
+number = signal.SIGINT if terminal else getattr(signal, "SIG" + sys.argv[1])
 for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(name, signal.SIG_DFL)
-process = subprocess.Popen(sys.argv[2:])
+process = subprocess.Popen(sys.argv[2:], start_new_session=True)
 command = os.path.join(os.environ["TMPDIR"], "command")
 while not (os.path.exists(command) and os.path.getsize(command)):
     time.sleep(0.02)
-process.send_signal(number)
+if terminal:
+    os.killpg(process.pid, number)
+else:
+    process.send_signal(number)
 print("status", process.wait(), "of", 128 + number)
 END
   read -r _ status _ wanted < <(grep '^status' "$scratch/output")
   expect status "$status" "$wanted"
   expect_stopped
+  expect "signals that the server has seen itself" "$(grep -c interrupted "$FAKE_RECORD")" 0
   expect "the command still running" "$(kill -0 "$(cat "$scratch/command")" 2>/dev/null && echo yes)" ""
   rm -f "$scratch/command"
 done
