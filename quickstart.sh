@@ -28,15 +28,45 @@ while (($#)); do
   shift
 done
 
+# What was started ends before this script does. Set-up alone is waited for, so that no package stays half installed.
+step='' training=''
+stop() { # stop STATUS
+  trap '' HUP INT TERM
+  local down=''
+  if [[ -n $step ]]; then kill -TERM -- "-$step" 2>/dev/null || true; fi
+  if [[ -n $training ]]; then
+    kill -TERM "$training" 2>/dev/null || true
+    down='; the server is down'
+  fi
+  wait || true
+  printf '\nstopped by a signal%s\n' "$down" >&2
+  exit "$1"
+}
+trap 'stop 129' HUP
+trap 'stop 130' INT
+trap 'stop 143' TERM
+
+# build_step LOG TITLE COMMAND...: try_step in a process group of its own, which a signal ends at once and as a whole.
+build_step() {
+  local status=0
+  set -m
+  try_step "$@" &
+  step=$!
+  set +m
+  wait "$step" || status=$?
+  step=''
+  return "$status"
+}
+
 began=$SECONDS
 "$repo_root/tools/setup.sh" build run
 
 # Configured once, and again when a CUDA toolkit has come since.
 if [[ ! -f $repo_root/build/build.ninja || $repo_root/build/cuda-toolkit/wheels.txt -nt $repo_root/build/build.ninja ]]; then
-  try_step "$log_dir/configure.log" "Configuring" configure_preset release ||
+  build_step "$log_dir/configure.log" "Configuring" configure_preset release ||
     fail "cmake could not configure the build" "the whole log: build/logs/configure.log"
 fi
-try_step "$log_dir/build.log" "Building lossd and the example" build_targets build lossd lossctl train_lm ||
+build_step "$log_dir/build.log" "Building lossd and the example" build_targets build lossd lossctl train_lm ||
   fail "the build failed" "the whole log: build/logs/build.log"
 if [[ $build_only == yes ]]; then exit; fi
 
@@ -50,7 +80,10 @@ say "Training: the head, its loss and its gradients in lossd, everything below i
 status=0
 "$repo_root/tools/with_server.sh" "$repo_root/build/bin/lossd" "$log_dir/lossd.log" --device=auto -- \
   "$repo_root/build/bin/train_lm" --server "127.0.0.1:{grpc}" --json "$repo_root/build/quickstart.json" \
-  "${texts[@]}" "$@" || status=$?
+  "${texts[@]}" "$@" &
+training=$!
+wait "$training" || status=$?
+training=''
 if ((status == 129 || status == 130 || status == 143)); then
   printf '\nstopped by a signal; the server is down\n' >&2
   exit "$status"

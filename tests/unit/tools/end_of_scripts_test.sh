@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# check.sh runs once at a time in a clone and ends in the time that it is given, and a signal leaves nothing of tools/fuzz.sh behind.
+# check.sh runs once at a time in a clone and ends in the time that it is given, and a signal leaves nothing of tools/fuzz.sh or
+# quickstart.sh behind.
 set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -85,6 +87,54 @@ wait "$fuzz" || status=$?
 expect "status of fuzz.sh after SIGTERM" "$status" 143
 expect "the fuzzer" "$(left_of "$(<"$scratch/fuzzer")")" ''
 expect "failures that it tells of" "$(grep -c FAILED "$scratch/output")" 0
+
+# interrupted HOW FILE: quickstart.sh, in a session of its own, gets a signal when FILE is there: SIGTERM alone, or with everything
+# that it has in the foreground the SIGINT of a terminal.
+interrupted() {
+  PATH=$scratch/clone/bin:$PATH TMPDIR=$scratch timeout 60 python3 - "$@" >"$scratch/output" 2>&1 <<'END'
+import os, signal, subprocess, sys, time
+how, file = sys.argv[1:]
+for name in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(name, signal.SIG_DFL)
+process = subprocess.Popen(["./quickstart.sh", "--", "--text", "a.txt"], start_new_session=True)
+while not (os.path.exists(file) and os.path.getsize(file)):
+    time.sleep(0.02)
+if how == "terminal":
+    os.killpg(process.pid, signal.SIGINT)
+else:
+    process.terminate()
+status = process.wait()
+sys.exit(status if status >= 0 else 1)  # 1: it has not ended by itself
+END
+}
+cp "$root/quickstart.sh" .
+cp "$root/tools/with_server.sh" "$root/tools/packages.sh" tools
+mkdir -p build/bin
+cp "$here/fake_lossd.sh" build/bin/lossd
+export FAKE_RECORD=$scratch/record
+# shellcheck disable=SC2016
+program build/bin/train_lm "echo \$\$ >'$scratch/trainer'" 'exec sleep 600'
+for how in terminal alone; do
+  if [[ $how == terminal ]]; then wanted=130; else wanted=143; fi
+  rm -f "$scratch/trainer" "$scratch/record" "$scratch/ninja"
+  program bin/ninja
+  status=0
+  interrupted "$how" "$scratch/trainer" || status=$?
+  expect "status of quickstart.sh, stopped in training ($how)" "$status" "$wanted"
+  expect "its last line" "$(tail -n 1 "$scratch/output")" 'stopped by a signal; the server is down'
+  expect "the trainer" "$(left_of "$(<"$scratch/trainer")")" ''
+  expect "the server's end" "$(tail -n 1 "$scratch/record")" stopped
+  expect "errors that it tells of" "$(grep -c error: "$scratch/output")" 0
+
+  # shellcheck disable=SC2016
+  program bin/ninja "echo \$\$ >'$scratch/ninja'" 'trap "exit 2" INT' 'sleep 600 & wait'
+  status=0
+  interrupted "$how" "$scratch/ninja" || status=$?
+  expect "status of quickstart.sh, stopped in the build ($how)" "$status" "$wanted"
+  expect "its last line" "$(tail -n 1 "$scratch/output")" 'stopped by a signal'
+  expect "the build" "$(left_of "$(<"$scratch/ninja")")" ''
+  expect "errors that it tells of" "$(grep -c error: "$scratch/output")" 0
+done
 
 if ((failures)); then exit 1; fi
 echo "ended in order"
