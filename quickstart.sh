@@ -23,7 +23,11 @@ while (($#)); do
     --build-only) build_only=yes ;;
     -h | --help) usage && exit ;;
     --) shift && break ;;
-    *) usage >&2 && exit 2 ;;
+    *)
+      printf 'unknown argument: %s; what is meant for the example goes behind --: ./quickstart.sh -- %s\n\n' "$1" "$*" >&2
+      usage >&2
+      exit 2
+      ;;
   esac
   shift
 done

@@ -136,5 +136,10 @@ for how in terminal alone; do
   expect "errors that it tells of" "$(grep -c error: "$scratch/output")" 0
 done
 
+status=0
+./quickstart.sh --steps 3 >"$scratch/output" 2>&1 || status=$?
+expect "status of quickstart.sh with a flag of the example" "$status" 2
+expect "what it advises" "$(grep -c 'unknown argument: --steps; .*: ./quickstart.sh -- --steps 3$' "$scratch/output")" 1
+
 if ((failures)); then exit 1; fi
 echo "ended in order"
