@@ -21,10 +21,11 @@ struct FlushCommandOptions {
   std::string flush_id;  // of the flush to abort; empty: whichever holds the window
 };
 
-std::string FlushAdvice(const absl::Status& status) {
+std::string FlushAdvice(const absl::Status& status, const HeadConfig& head) {
   switch (status.code()) {
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kAborted:
+      if (head.frozen) return "";
       return "is a trainer still sending, or flushing itself? nothing is lost: run it again when the step is "
              "done";
     case absl::StatusCode::kResourceExhausted:
@@ -55,7 +56,7 @@ absl::Status Flush(const Context& context, const FlushCommandOptions& options) {
     flush_options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     result = head->FlushToFile(flush_options, info->sessions, options.path);
   }
-  if (!result.ok()) return WithAdvice(result.status(), FlushAdvice(result.status()));
+  if (!result.ok()) return WithAdvice(result.status(), FlushAdvice(result.status(), info->config));
 
   const int64_t bytes = result->rows * result->columns * SizeOf(type);
   std::string text = absl::StrCat(

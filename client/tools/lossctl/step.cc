@@ -16,10 +16,16 @@ namespace {
 
 enum class Window { kOpenOne, kNamed };
 
-std::string StepAdvice(const absl::Status& status, Window window) {
+// Whether a step of `head` can ever be made, as it is.
+bool TakesSteps(const HeadInfo& head) {
+  return head.config.optimizer.kind != OptimizerKind::kNone && head.weight_version > 0;
+}
+
+std::string StepAdvice(const absl::Status& status, const HeadInfo& head, Window window) {
   switch (status.code()) {
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kAborted:
+      if (!TakesSteps(head)) return "";
       if (window == Window::kNamed) {
         return "look at the head's generation before another step: lossctl head list";
       }
@@ -62,7 +68,7 @@ absl::Status Step(const Context& context, const std::string& name, StepOptions o
   // The marks of a step that was taken are not known any more, and need not be.
   if (*options.generation < window->info.generation) window->info.sessions.clear();
   const auto step = window->head.ApplyStep(options, window->info.sessions);
-  if (!step.ok()) return WithAdvice(step.status(), StepAdvice(step.status(), named));
+  if (!step.ok()) return WithAdvice(step.status(), StepAdvice(step.status(), window->info, named));
 
   const auto tokens = WithCommas(static_cast<int64_t>(step->window_tokens));
   std::string text;
@@ -109,8 +115,8 @@ absl::Status Stats(const Context& context, const std::string& name, double scale
   if (!window.ok()) return window.status();
   const auto stats = window->head.GradientStats(window->info.sessions, scale);
   if (!stats.ok()) {
-    return WithAdvice(stats.status(),
-                      absl::IsFailedPrecondition(stats.status()) ? "is a trainer still sending?" : "");
+    const bool may_pass = absl::IsFailedPrecondition(stats.status()) && !window->info.config.frozen;
+    return WithAdvice(stats.status(), may_pass ? "is a trainer still sending?" : "");
   }
   std::string text = absl::StrFormat("Gradient of generation %d of head '%s': norm %.9g over %s tokens.\n",
                                      window->info.generation, name, stats->norm,

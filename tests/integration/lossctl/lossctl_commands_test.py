@@ -209,8 +209,21 @@ class Heads(LossctlTest):
         self.assertIn("beta1 is set", self.error_of(INVALID, "step", "stepped", "--lr", "1", "--beta1", "0.5"))
         self.succeed("head", "delete", "stepped")
         self.succeed("head", "load", "plain", "w", "--create")
-        self.assertIn("without an optimizer", self.error_of(REFUSED, "step", "plain", "--lr", "1"))
+        error = self.error_of(REFUSED, "step", "plain", "--lr", "1")
+        self.assertIn("without an optimizer", error)
+        self.assertNotIn("run it again", error)
         self.succeed("head", "delete", "plain")
+        self.succeed("head", "load", "icy", "w", "--create", "--frozen")
+        for command in (["step", "icy", "--lr", "1"], ["gradient-stats", "icy"], ["flush", "icy", "--out", self.path("g")]):
+            error = self.error_of(REFUSED, *command)
+            self.assertIn("frozen", error)
+            self.assertNotIn("still sending", error)
+        self.succeed("head", "delete", "icy")
+        self.succeed("head", "create", "empty", "--vocab", "10", "--hidden", "8", "--optimizer", "sgd")
+        error = self.error_of(REFUSED, "step", "empty", "--lr", "1")
+        self.assertIn("no weights yet", error)
+        self.assertNotIn("run it again", error)
+        self.succeed("head", "delete", "empty")
 
     def test_a_name_that_is_taken_by_another_shape_is_refused(self):
         self.succeed("head", "create", "taken", "--vocab", "10", "--hidden", "8")
