@@ -147,7 +147,7 @@ absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& b
   const ServerCredentials credentials(options.tls, options.access);
   for (const std::string& address : *addresses) {
     if (absl::Status status = acceptor_.Listen(address, credentials.For(address), builder); !status.ok()) {
-      return status;
+      return absl::Status(status.code(), absl::StrCat("--listen: ", status.message()));
     }
   }
   server_ = builder.BuildAndStart();

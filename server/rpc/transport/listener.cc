@@ -122,6 +122,16 @@ absl::Status OpenAll(const std::vector<SocketAddress>& addresses, int port, bool
   return absl::UnavailableError(std::generic_category().message(missing));
 }
 
+// What to do about `refused`, with which a socket could not be opened at `address`.
+std::string Advice(const absl::Status& refused, const std::string& address) {
+  if (IsUnixSocket(address)) return "is its folder there and writable?";
+  if (refused.code() != absl::ErrnoToStatusCode(EADDRINUSE)) {
+    return "is the address one of this machine, and may this user take the port?";
+  }
+  return absl::StrCat("perhaps another lossd runs there: stop it, or name another port (",
+                      address.substr(0, address.rfind(':')), ":0 takes a free one)");
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& address) {
@@ -136,9 +146,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& addr
   if (opened.ok()) return listener;
   return engine::MakeError(
       absl::StatusCode::kUnavailable, engine::RejectReason::kInternal, "listen",
-      absl::StrCat("cannot listen on ", address, ": ", opened.message(), "; is ",
-                   IsUnixSocket(address) ? "its folder there and writable?"
-                                         : "the address one of this machine, and the port free?"));
+      absl::StrCat("cannot listen on ", address, ": ", opened.message(), "; ", Advice(opened, address)));
 }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Hold(const std::string& address) {

@@ -138,10 +138,12 @@ class Usage(unittest.TestCase):
 
     def test_a_port_that_is_taken_is_an_error_that_says_so(self):
         with LossdServer(BINARY) as server:
-            result = run(f"--listen={server.target}", "--metrics_listen=")
-            self.assertEqual(result.returncode, 1)
-            self.assertIn("cannot listen on", result.stderr)
-            self.assertIn(server.target, result.stderr)
+            for flag, others in (("--listen", ["--metrics_listen="]), ("--metrics_listen", ["--listen=127.0.0.1:0"]),
+                                 ("--health_listen", ["--listen=127.0.0.1:0", "--metrics_listen="])):
+                result = run(f"{flag}={server.target}", *others)
+                self.assertEqual(result.returncode, 1)
+                self.assertIn(f"{flag}: cannot listen on {server.target}: ", result.stderr)
+                self.assertIn("perhaps another lossd runs there: stop it, or name another port", result.stderr)
 
 
 class Configuration(unittest.TestCase):

@@ -93,6 +93,9 @@ TEST(ListenerTest, APortThatAnotherListensOnIsRefusedWithTheReason) {
     const Opened second = Listener::Open(absl::StrCat(host, ":", (*first)->port()));
     ASSERT_TRUE(absl::IsUnavailable(second.status())) << host << ": " << second.status();
     EXPECT_TRUE(absl::StrContains(second.status().message(), "Address already in use")) << second.status();
+    EXPECT_TRUE(absl::StrContains(second.status().message(), "perhaps another lossd")) << second.status();
+    EXPECT_TRUE(absl::StrContains(second.status().message(), absl::StrCat("(", host, ":0 takes a free one)")))
+        << second.status();
   }
 }
 
