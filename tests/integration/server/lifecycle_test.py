@@ -78,7 +78,7 @@ class Usage(unittest.TestCase):
                             ("--staging_bytes=2X", ("staging_bytes", "'2X'", "2G")),
                             ("--staging_bytes=-2G", ("--staging_bytes", "-2147483648")),
                             ("--staging_bytes=99999999T", ("staging_bytes", "'99999999T'")),
-                            ("--no_such_flag=1", ("no_such_flag",)),
+                            ("--no_such_flag=1", ("no_such_flag", "lossd --help")),
                             ("--config=/nonexistent.json", ("--config", "/nonexistent.json"))]:
             result = run(flag)
             self.assertEqual(result.returncode, 2, flag)
