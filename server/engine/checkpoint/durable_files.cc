@@ -67,9 +67,9 @@ absl::StatusOr<FileIdentity> IdentityOf(int file, const std::string& path) {
 }  // namespace
 
 absl::StatusOr<DurableFiles> DurableFiles::Open(const std::string& folder, Fault fault) {
-  const auto refuse = [](absl::string_view what) {
+  const auto refuse = [&folder](absl::string_view what) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "checkpoint_dir",
-                     absl::StrCat("--checkpoint_dir ", what, ": ", strerror(errno)));
+                     absl::StrCat("--checkpoint_dir '", folder, "' ", what, ": ", strerror(errno)));
   };
   const bool made = mkdir(folder.c_str(), kFolderMode) == 0;
   if (!made && errno != EEXIST) return refuse("cannot be made");

@@ -90,7 +90,7 @@ class Checkpoints(unittest.TestCase):
         for path in (file, "/proc/self", os.path.join(file, "below")):
             result = run(f"--checkpoint_dir={path}")
             self.assertEqual(result.returncode, 1, result.stderr)
-            self.assertIn("--checkpoint_dir", result.stderr)
+            self.assertIn(f"--checkpoint_dir '{path}' ", result.stderr)
 
     def test_restore_without_a_folder_is_a_mistake_in_the_command_line(self):
         result = run("--restore")
