@@ -1,10 +1,13 @@
 #include "client/examples/train_lm/options.h"
 
 #include <CLI/CLI.hpp>
+#include <iostream>
 #include <map>
 
 namespace lossd::train_lm {
 namespace {
+
+constexpr int kUsageError = 2;
 
 constexpr char kDescription[] =
     R"(Trains a small next-token language model whose last stage lives in a lossd server.
@@ -174,7 +177,11 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return {std::nullopt, app.exit(error)};
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
+      return {std::nullopt, app.exit(error)};  // --help
+    }
+    std::cerr << "train_lm: " << error.what() << "\n  see 'train_lm --help'\n";
+    return {std::nullopt, kUsageError};
   }
   return {options, 0};
 }
