@@ -258,6 +258,7 @@ absl::Status Run(Options options) {
   absl::StatusOr<TextData> data =
       PrepareText(*documents, {.vocabulary = options.vocabulary, .padding = trunk.history});
   if (!data.ok()) return data.status();
+  if (stop_requested != 0) return absl::CancelledError("stopped before the first step");
   if (options.trainer.steps == 0) {
     const auto tokens_a_step = static_cast<double>(options.trainer.batch * options.trainer.accumulate);
     const auto tokens = static_cast<double>(data->training.positions.size());

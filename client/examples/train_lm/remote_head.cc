@@ -1,7 +1,15 @@
 #include "client/examples/train_lm/remote_head.h"
 
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <mutex>
+#include <stop_token>
+#include <string>
+#include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/tools/own_head.h"
 
@@ -40,10 +48,32 @@ absl::Status CheckUntouched(const Head& head) {
   return absl::OkStatus();
 }
 
-ClientOptions Patient(const tools::ConnectionOptions& connection, std::chrono::seconds patience) {
+// Says after a while what is waited for, and in the end what may help.
+absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& target,
+                                                const tools::ConnectionOptions& connection,
+                                                std::chrono::seconds patience) {
   ClientOptions options{.reconnect_timeout = patience};
   connection.SetIn(options);
-  return options;
+  const std::jthread told([&target, patience](const std::stop_token& connected) {
+    constexpr std::chrono::seconds kSilence(3);
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    if (std::condition_variable_any().wait_for(lock, connected, kSilence,
+                                               [&] { return connected.stop_requested(); })) {
+      return;
+    }
+    std::fputs(absl::StrCat("train_lm: no answer yet from ", target, "; waiting for it up to ",
+                            patience.count(), " s. Is lossd running there?\n")
+                   .c_str(),
+               stderr);
+  });
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(target, options);
+  if (client.ok()) return client;
+  absl::Status status = tools::NameFlags(client.status());
+  if (!absl::IsUnavailable(status) || absl::StrContains(status.message(), "--tls_")) return status;
+  return absl::UnavailableError(
+      absl::StrCat(status.message(), "\n  is lossd running at '", target,
+                   "'? start it there, name its address with --server, or train without one: --local"));
 }
 
 }  // namespace
@@ -54,9 +84,8 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& 
                                                              HeadPrecision precision, const AdamOptions& adam,
                                                              HeadLifetime lifetime) {
   // Long enough for a server that is just starting; a mistyped address should not look like a hang.
-  absl::StatusOr<std::unique_ptr<Client>> client =
-      Client::Connect(target, Patient(connection, std::chrono::seconds(20)));
-  if (!client.ok()) return tools::NameFlags(client.status());
+  absl::StatusOr<std::unique_ptr<Client>> client = Connect(target, connection, std::chrono::seconds(20));
+  if (!client.ok()) return client.status();
   absl::StatusOr<Head> head = (*client)->CreateHead(ConfigOf(name, shape, precision, adam));
   if (!head.ok()) return head.status();
   if (absl::Status untouched = CheckUntouched(*head); !untouched.ok()) return untouched;
@@ -69,9 +98,8 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::OpenResumable(
     const HeadShape& shape, HeadPrecision precision, const AdamOptions& adam,
     const std::optional<std::string>& tag) {
   // A server that is started again may have much to read.
-  absl::StatusOr<std::unique_ptr<Client>> client =
-      Client::Connect(target, Patient(connection, std::chrono::seconds(120)));
-  if (!client.ok()) return tools::NameFlags(client.status());
+  absl::StatusOr<std::unique_ptr<Client>> client = Connect(target, connection, std::chrono::seconds(120));
+  if (!client.ok()) return client.status();
   if (tag.has_value()) {
     const absl::StatusOr<CheckpointInfo> restored = (*client)->RestoreCheckpoint(name, *tag);
     if (!restored.ok()) return restored.status();
@@ -102,7 +130,19 @@ absl::Status RemoteHead::EnsureSession() {
   return absl::OkStatus();
 }
 
+absl::Status RemoteHead::Noted(absl::Status status) {
+  unreachable_ = absl::IsUnavailable(status);
+  return status;
+}
+
 RemoteHead::~RemoteHead() {
+  if (unreachable_ && lifetime_ == HeadLifetime::kUntilClosed) {
+    std::fputs(absl::StrCat("train_lm: the server cannot be reached; if it still runs, it holds head '",
+                            head_.config().name, "'\n")
+                   .c_str(),
+               stderr);
+    return;
+  }
   if (session_.has_value()) session_->Close().IgnoreError();  // best effort: it has a lease
   if (lifetime_ == HeadLifetime::kUntilClosed) {
     tools::DeleteOwnHead(*client_, head_.config().name, "train_lm");
@@ -120,7 +160,7 @@ absl::StatusOr<double> RemoteHead::LossAndGradients(std::span<const int64_t> lab
   const Batch batch = {.labels = labels, .hidden_states = hidden.data(), .gradient_scale = gradient_scale};
   const BatchOutputs outputs = {.losses = {}, .dx = dx.data()};
   absl::StatusOr<BatchResult> result = session_->Compute(batch, outputs);
-  if (!result.ok()) return result.status();
+  if (!result.ok()) return Noted(result.status());
   return result->loss_sum;
 }
 
@@ -128,14 +168,14 @@ absl::StatusOr<double> RemoteHead::Loss(std::span<const int64_t> labels, std::sp
   if (absl::Status status = EnsureSession(); !status.ok()) return status;
   const Batch batch = {.labels = labels, .hidden_states = hidden.data(), .mode = ComputeMode::kLossOnly};
   absl::StatusOr<BatchResult> result = session_->Compute(batch, {});
-  if (!result.ok()) return result.status();
+  if (!result.ok()) return Noted(result.status());
   return result->loss_sum;
 }
 
 absl::Status RemoteHead::Step(double learning_rate) {
   if (absl::Status status = EnsureSession(); !status.ok()) return status;
   const SessionMarks marks = session_->marks();
-  return head_.ApplyStep({.learning_rate = learning_rate}, std::span(&marks, 1)).status();
+  return Noted(head_.ApplyStep({.learning_rate = learning_rate}, std::span(&marks, 1)).status());
 }
 
 absl::Status RemoteHead::Save(const std::string& tag) { return head_.SaveCheckpoint(tag).status(); }

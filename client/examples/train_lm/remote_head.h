@@ -49,6 +49,8 @@ class RemoteHead final : public LossHead {
   RemoteHead(std::unique_ptr<Client> client, Head head, SessionOptions session_options,
              HeadLifetime lifetime);
 
+  // The same status, which says whether there is still a server to tidy up at.
+  absl::Status Noted(absl::Status status);
   // Opens it with the first batch: before there are weights the server refuses its streams.
   absl::Status EnsureSession();
 
@@ -57,6 +59,7 @@ class RemoteHead final : public LossHead {
   const SessionOptions session_options_;
   std::optional<Session> session_;
   const HeadLifetime lifetime_;
+  bool unreachable_ = false;  // the server, when it was last asked for a loss or a step
 };
 
 }  // namespace lossd::train_lm
