@@ -34,7 +34,8 @@ int64_t LeftForRows(int64_t limit, int64_t credits, int64_t rows) {
 absl::Status UnknownHead(absl::string_view name) {
   return MakeError(
       absl::StatusCode::kNotFound, RejectReason::kUnknownHead, "head",
-      absl::StrCat("head '", name, "' does not exist; call CreateHead (ListHeads shows those there are)"));
+      absl::StrCat("head '", name,
+                   "' does not exist: create it first ('lossctl head list' shows those there are)"));
 }
 
 }  // namespace

@@ -19,6 +19,12 @@ def random_weights(seed: int = 0) -> Any:
     return np.random.default_rng(seed).standard_normal((V, H), np.float32)
 
 
+def test_a_head_without_weights_says_how_it_gets_them(make_head: MakeHead) -> None:
+    head = make_head(V, H, weights=None)
+    with head.open_session() as session, pytest.raises(lossd.FailedPreconditionError, match="with write_weights"):
+        session.compute(np.zeros((2, H), np.float32), np.zeros(2, np.int64))
+
+
 @pytest.mark.parametrize("head_dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtypes(make_head: MakeHead, head_dtype: str, dtype: str) -> None:

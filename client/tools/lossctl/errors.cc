@@ -1,6 +1,7 @@
 #include "client/tools/lossctl/errors.h"
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 
@@ -110,7 +111,8 @@ std::string CreateAdvice(const absl::Status& status) {
 }
 
 std::string NotFoundAdvice(const absl::Status& status) {
-  return absl::IsNotFound(status) ? "'lossctl head list' shows those there" : "";
+  const bool said = absl::StrContains(status.message(), "lossctl head list");
+  return absl::IsNotFound(status) && !said ? "'lossctl head list' shows those there" : "";
 }
 
 std::string FormatError(const absl::Status& status, bool json) {

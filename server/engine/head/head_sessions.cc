@@ -76,8 +76,10 @@ absl::StatusOr<LaneAttachment> Head::AttachLane(const std::string& session_id, i
     if (weights_.version() == 0) {
       return MakeError(
           absl::StatusCode::kFailedPrecondition, RejectReason::kNoWeights, "session_id",
-          absl::StrCat("head ", config_.name,
-                       " has no weights yet: BeginWrite, WriteWeights and CommitWrite come first"));
+          absl::StrCat(
+              "head ", config_.name,
+              " has no weights yet: write them first (in Python with write_weights of the head, or with "
+              "'lossctl head load')"));
     }
     attachment = sessions_.Attach(session_id, lane, std::move(listener), &cut);
     attachment.generation = window_.generation();
