@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from lossd._batch import LossNumbers
+from lossd.head import Head
 
 REDUCTIONS = ("none", "mean", "sum")
+SESSION_OPTIONS = tuple(
+    name for name in inspect.signature(Head.open_session).parameters if name not in ("self", "rank")
+)
+
+
+def check_session_options(names: Iterable[str]) -> None:
+    """The session is opened with the first loss, which would be late to hear of a name that is none."""
+    for name in names:
+        if name not in SESSION_OPTIONS:
+            close = difflib.get_close_matches(name, SESSION_OPTIONS, n=1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise TypeError(f"{name!r} is no option of a session{meant}: want one of {', '.join(SESSION_OPTIONS)}")
 
 
 @dataclass(frozen=True)

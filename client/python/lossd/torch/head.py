@@ -22,6 +22,7 @@ from lossd.torch._compiled import traced
 from lossd.torch._dtypes import dtype_of, name_of
 from lossd.torch._function import linear_cross_entropy
 from lossd.torch._holder import ProxyHolder
+from lossd.torch._options import check_session_options
 from lossd.torch._proxy import GradientProxy
 from lossd.torch._sharded import is_dtensor
 from lossd.torch._weight import RemoteTensor
@@ -88,6 +89,7 @@ class RemoteHead(ProxyHolder):
         **session_options: Any,
     ) -> None:
         super().__init__()
+        check_session_options(session_options)
         self.head = head
         rank = rank if rank is not None else (torch.distributed.get_rank(group) if group is not None else 0)
         self._window = HeadWindow(
@@ -139,6 +141,7 @@ class RemoteHead(ProxyHolder):
         A head of that name that is in use already is an AlreadyExistsError. exist_ok=True takes it as it is, with its
         weights, its optimizer's moments and what waits in its window, and writes nothing; its configuration has to be
         the same. reset=True deletes it, with all that, and begins anew."""
+        check_session_options(session_options or ())
         if isinstance(weights, nn.Linear):
             bias = weights.bias if bias is None else bias
             weights = weights.weight

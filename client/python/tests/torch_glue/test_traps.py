@@ -39,6 +39,22 @@ def name(client: lossd.Client, request: pytest.FixtureRequest) -> Iterator[str]:
         client.delete_head(name, discard_gradient=True)
 
 
+# Options of sessions, which are opened with the first loss
+
+
+def test_an_option_that_no_session_has_is_refused_before_a_head_is_made(client: lossd.Client) -> None:
+    linear = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
+    with pytest.raises(TypeError, match=r"'held_hiden_bytes' .*did you mean held_hidden_bytes\?.*client_key"):
+        RemoteHead.from_linear(client, linear, "no-such-option", session_options={"held_hiden_bytes": 1 << 20})
+    assert "no-such-option" not in [info.config.name for info in client.heads()]
+    head = client.create_head("options", VOCAB, HIDDEN)
+    try:
+        with pytest.raises(TypeError, match="'rows' is no option of a session: want one of client_key, lanes"):
+            RemoteHead(head, rows=3)
+    finally:
+        client.delete_head("options")
+
+
 # Heads that nobody steps
 
 
