@@ -82,8 +82,8 @@ class Supervisor {
   bool AwaitEndingProcesses() const;
   // The ports that this node's first rank will listen on, for as long as this process lives: ranks may take
   // them late, since they wait for other nodes first, and have none while a new epoch begins.
-  absl::Status HoldPorts();
-  absl::Status HoldPort(const char* flag, std::string* listen);
+  void HoldPorts();
+  void HoldPort(const char* flag, std::string* listen);
   absl::StatusOr<std::unique_ptr<Epoch>> StartEpoch(int64_t number);
   Outcome Watch(Epoch& epoch);
   Outcome AfterLoss(Epoch& epoch, std::vector<RankEnd> losses);
@@ -144,21 +144,24 @@ void Supervisor::TakeSignals() {
   pthread_sigmask(SIG_BLOCK, &taken, nullptr);
 }
 
-absl::Status Supervisor::HoldPorts() {
+void Supervisor::HoldPorts() {
   if (options_.group.node == 0) {
-    if (absl::Status held = HoldPort("--listen", &options_.listen); !held.ok()) return held;
-    if (absl::Status held = HoldPort("--metrics_listen", &options_.metrics_listen); !held.ok()) return held;
+    HoldPort("--listen", &options_.listen);
+    HoldPort("--metrics_listen", &options_.metrics_listen);
   }
-  return HoldPort("--health_listen", &options_.health_listen);
+  HoldPort("--health_listen", &options_.health_listen);
 }
 
-absl::Status Supervisor::HoldPort(const char* flag, std::string* listen) {
+void Supervisor::HoldPort(const char* flag, std::string* listen) {
   const std::vector<std::string> addresses = absl::StrSplit(*listen, ',', absl::SkipEmpty());
   for (const std::string& address : addresses) {
     if (rpc::IsUnixSocket(address)) continue;
     absl::StatusOr<std::unique_ptr<rpc::Listener>> held = rpc::Listener::Hold(address);
     if (!held.ok()) {
-      return absl::Status(held.status().code(), absl::StrCat(flag, ": ", held.status().message()));
+      // The rank that cannot have it either ends the group, and tells the other nodes.
+      Log(LogLevel::kWarning, "a port cannot be held for the ranks",
+          {{"flag", flag}, {"listen", address}, {"reason", std::string(held.status().message())}});
+      continue;
     }
     const std::string with_port = WithPort(*listen, (*held)->port());
     // Which free port a second address gets is up to its rank.
@@ -166,7 +169,6 @@ absl::Status Supervisor::HoldPort(const char* flag, std::string* listen) {
     *listen = with_port;
     held_.push_back(*std::move(held));
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Epoch>> Supervisor::StartEpoch(int64_t number) {
@@ -211,10 +213,7 @@ int Supervisor::Run() {
   if (!signals_.valid()) return EXIT_FAILURE;
   LogDevices(options_.group);
   if (!AwaitEndingProcesses()) return EXIT_SUCCESS;
-  if (const absl::Status held = HoldPorts(); !held.ok()) {
-    Log(LogLevel::kError, "cannot start", {{"reason", std::string(held.message())}});
-    return EXIT_FAILURE;
-  }
+  HoldPorts();
   for (int64_t number = 1;; ++number) {
     const absl::StatusOr<std::unique_ptr<Epoch>> epoch = StartEpoch(number);
     if (!epoch.ok()) {
