@@ -52,9 +52,11 @@ static void CheckCopies(lossd_client* client, lossd_head* head, const Problem* p
   OK(lossd_head_blend(copy, "heads-1", 0.5, 0, 0, NULL));
   OK(lossd_client_park_head(client, "heads-copy", &json));
   CHECK(strstr(json, "\"parked_bytes\":0") == NULL);
+  CHECK(Holds(json, "\"parked_bytes\":"));
   OK(lossd_client_park_head(client, "heads-copy", NULL));
   OK(lossd_head_info(copy, &json));
   CHECK(strstr(json, "\"parked_bytes\":0") == NULL);
+  CHECK(Holds(json, "\"parked_bytes\":"));
   FAILS(lossd_client_park_head(client, "heads-other", NULL), LOSSD_NOT_FOUND, "heads-other");
   OK(lossd_head_blend(copy, "heads-1", 0.5, 0, 0, NULL)); /* comes back for it */
   OK(lossd_head_info(copy, &json));
