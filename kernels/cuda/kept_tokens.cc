@@ -41,7 +41,7 @@ void LinearCrossEntropy::CutLongLists(BatchRows* batch, std::vector<KeptTile>* t
 }
 
 bool LinearCrossEntropy::HasRoomForList(int64_t tokens) const {
-  if (tokens >= kLongList && PlacesOfLongLists().rows > 0) return true;
+  if (tokens >= LongList() && PlacesOfLongLists().rows > 0) return true;
   return KeptStep::WorkspaceBytes(shape_, 1, tokens) <= workspace_bytes_;
 }
 

@@ -166,7 +166,7 @@ LinearCrossEntropy::LinearCrossEntropy(const Shape& shape, Path path, int64_t ti
 BatchRows LinearCrossEntropy::Arrange(std::span<const LabelledRows> parts,
                                       const TeacherShape* teacher) const {
   const bool long_lists = PlacesOfLongLists().rows > 0;
-  BatchRows valid = long_lists ? SelectValidRows(parts, kLongList) : SelectValidRows(parts);
+  BatchRows valid = long_lists ? SelectValidRows(parts, LongList()) : SelectValidRows(parts);
   if (valid.kept.offsets.empty()) {
     OrderByLabel(RowsPerTile(valid.rows, teacher), &valid);
     return valid;

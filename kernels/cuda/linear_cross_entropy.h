@@ -226,6 +226,11 @@ class LinearCrossEntropy {
   int64_t BestBatchRows(const TeacherShape* teacher = nullptr) const;
   int64_t BestBatchRows(const Shard& shard, const TeacherShape* teacher = nullptr) const;
 
+  // A list with so many kept tokens is long: products with the whole of the weights take its row less time
+  // than those with the rows of the weights that it names. Measured in docs/performance.md; on
+  // Path::kPortable the library's products have all rows of a tile, however few there are.
+  static constexpr int64_t kLongList = 1024;
+  static constexpr int64_t kPortableLongList = 16384;
   // Whether the workspace has room for a row with so many kept tokens.
   bool HasRoomForList(int64_t tokens) const;
 
@@ -277,6 +282,7 @@ class LinearCrossEntropy {
   LongListPlaces PlacesOfLongLists(const Buffers& buffers) const;
   LongListPlaces PlacesOfLongLists() const;
   void CutLists(BatchRows* batch) const;
+  int64_t LongList() const { return path_ == Path::kHopper ? kLongList : kPortableLongList; }
   // Tiles of the rows behind those with short lists.
   void CutLongLists(BatchRows* batch, std::vector<KeptTile>* tiles) const;
   Result RunKept(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients);

@@ -420,7 +420,7 @@ std::vector<char*> ParseCommandLine(int argc, char** argv) {
       [](int status, void* /*argument*/) {
         if (!parsing || status != EXIT_FAILURE) return;
         std::cout.flush();
-        std::cerr << "lossd: see lossd --help" << std::endl;
+        std::cerr << "lossd: see lossd --help\n";  // not buffered
         std::_Exit(kUsageError);
       },
       nullptr);

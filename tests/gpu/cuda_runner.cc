@@ -89,6 +89,7 @@ BatchRows SelectRows(const Problem& problem, const CudaOptions& options, const L
                                .token_weights = array(problem.token_weights),
                                .lse_gradients = array(problem.lse_gradients),
                                .entropy_gradients = array(problem.entropy_gradients),
+                               .kept_tokens = problem.Params().kept_tokens,
                                .wants_unweighted = unweighted};
   BatchRows rows = options.shard == nullptr ? step.Arrange({&all, 1}, teacher)
                                             : step.Arrange({&all, 1}, *options.shard, teacher);
@@ -320,6 +321,13 @@ class Runner {
     LOSSD_CUDA_PASS_ON(MakeArray("labels", rows.labels, &batch->labels));
     LOSSD_CUDA_PASS_ON(MakeArray("by_label", rows.by_label, &batch->by_label));
     LOSSD_CUDA_PASS_ON(MakeArray("gradient_scales", rows.gradient_scales, &batch->gradient_scales));
+    if (!rows.kept.offsets.empty()) {
+      LOSSD_CUDA_PASS_ON(MakeArray("kept offsets", rows.kept.offsets, &batch->kept.offsets));
+      LOSSD_CUDA_PASS_ON(MakeArray("kept tokens", rows.kept.tokens, &batch->kept.tokens));
+      LOSSD_CUDA_PASS_ON(MakeArray("kept by token", rows.kept.by_token, &batch->kept.by_token));
+      LOSSD_CUDA_PASS_ON(MakeArray("kept starts", rows.kept.token_starts, &batch->kept.token_starts));
+      batch->kept.tiles = rows.kept.tiles;
+    }
     const auto optional = [this](const char* name, const std::vector<float>& values, const float** pointer) {
       return values.empty() ? Result() : MakeArray(name, values, pointer);
     };

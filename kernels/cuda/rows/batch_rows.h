@@ -29,10 +29,6 @@ struct LabelledRows {
   bool wants_unweighted = false;
 };
 
-// A list with so many tokens is long: products with the whole of the weights take its row less time than with
-// the rows of the weights that it names. Measured in docs/performance.md.
-inline constexpr int64_t kLongList = 1024;
-
 // Rows of a batch that are worked on at once, and where their lists lie among those of the batch.
 struct KeptTile {
   bool is_long = false;  // all of its lists are, or none
