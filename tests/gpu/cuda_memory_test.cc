@@ -98,12 +98,13 @@ class CudaMemory : public HeadTest {
     }
   }
 
-  static void UseEverything(HeadUnderTest& head, const Problem& problem) {
+  void UseEverything(HeadUnderTest& head, const Problem& problem) const {
     for (int i = 0; i < 2; ++i) {
       head.Publish(problem.weight);
       RunBatches(head, problem);
       RunOptions(head, problem);
       RunSurprises(head, problem);
+      if (device_->TakesTokenLists()) RunLists(head, problem.shape.hidden);
       for (const DataType to : kTypes) head.Weights(to, 0, kVocab);
       head.Gradient();
       head.Gradient(kVocab - 1, 1);
@@ -147,6 +148,16 @@ class CudaMemory : public HeadTest {
           }
         }
       }
+    }
+  }
+
+  // Short lists of kept tokens and, where so many can be, long ones.
+  void RunLists(HeadUnderTest& head, int64_t hidden) const {
+    Problem problem = RandomProblem({.shape = {200, kVocab, hidden}, .type = type(), .logit_deviation = 2.0});
+    kernels::testing::KeepTokens(problem, {0.01, 0.5});
+    for (const DataType dx_type : kTypes) {
+      head.backend().ResetGradient();
+      for (const int64_t rows : {1, 2, 200}) head.Run(KindOf(problem, dx_type), {RowsOf(problem, 0, rows)});
     }
   }
 
