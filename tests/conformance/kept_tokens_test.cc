@@ -32,6 +32,7 @@ constexpr double kGradientError = 3e-6;
 // Lists of these shares of so many entries are long on every path of a GPU, on none, and on Hopper's alone.
 constexpr int64_t kLargeVocab = 18500;
 const std::vector<double> kLongAndShort = {0.9, 0.002, 0.1};
+constexpr int64_t kFewTokens = 16;
 
 // What every device can tell of a row over a list.
 constexpr WantedReturns kReturns = {.log_sum_exp = true,
@@ -95,22 +96,23 @@ class KeptTokens : public HeadTest {
 
   // `gradient_error`: by which sums of the same terms in other orders may differ.
   void ExpectTheSameBitsInAnyCompany(const Problem& problem, double gradient_error) {
+    const int64_t tokens = problem.shape.tokens;
     const BatchKey kind = KindOf(problem);
     HeadUnderTest head(device_.get(), problem);
-    const ChunkOutput whole = head.Run(kind, {RowsOf(problem, 0, 300)}).front();
+    const ChunkOutput whole = head.Run(kind, {RowsOf(problem, 0, tokens)}).front();
     const std::vector<float> gradient = head.Gradient();
     head.backend().ResetGradient();
-    for (const int64_t size : {1, 7, 100}) {
+    for (const int64_t size : {int64_t{1}, int64_t{7}, tokens / 3}) {
       std::vector<ChunkInput> chunks;
-      for (int64_t first = 0; first < 300; first += size) {
-        chunks.push_back(RowsOf(problem, first, std::min(size, 300 - first)));
+      for (int64_t first = 0; first < tokens; first += size) {
+        chunks.push_back(RowsOf(problem, first, std::min(size, tokens - first)));
       }
       // Beside rows that do not count.
-      chunks.push_back(RowsOf(problem, 20, 100));
+      chunks.push_back(RowsOf(problem, tokens / 15, tokens / 3));
       chunks.back().accumulate = ChunkRows::Accumulate::kNo;
       const std::vector<ChunkOutput> outputs = head.Run(kind, chunks);
-      for (int64_t i = 0; i * size < 300; ++i) {
-        const int64_t count = std::min(size, 300 - i * size);
+      for (int64_t i = 0; i * size < tokens; ++i) {
+        const int64_t count = std::min(size, tokens - i * size);
         const ChunkOutput& part = outputs[static_cast<size_t>(i)];
         EXPECT_TRUE(SameBits(part.losses.data(), &whole.losses[static_cast<size_t>(i * size)], count));
         EXPECT_TRUE(SameBits(part.dx.data(), &whole.dx[static_cast<size_t>(i * size * 45)], count * 45));
@@ -193,7 +195,7 @@ TEST_P(KeptTokens, ARowWithOneTokenHasNoLossAndNoGradient) {
 TEST_P(KeptTokens, LongListsBesideShortOnesAreThoseOfTheReference) {
   for (const ListOption& option : kListOptions) {
     SCOPED_TRACE(option.name);
-    Problem problem = Rows(kTokens, kLargeVocab);
+    Problem problem = Rows(kFewTokens, kLargeVocab);
     option.set(problem);
     KeepTokens(problem, kLongAndShort);
     ExpectAgreement(problem, 3 * GradientError());
@@ -209,14 +211,14 @@ TEST_P(KeptTokens, ARowHasTheSameBitsInAnyCompany) {
 }
 
 TEST_P(KeptTokens, ARowWithALongListHasTheSameBitsInAnyCompany) {
-  Problem problem = Rows(300, kLargeVocab);
-  problem.entropy_gradients = Spread(300, -1.0f, 1.0f);
+  Problem problem = Rows(60, kLargeVocab);
+  problem.entropy_gradients = Spread(60, -1.0f, 1.0f);
   KeepTokens(problem, kLongAndShort);
   ExpectTheSameBitsInAnyCompany(problem, GradientError());
 }
 
 TEST_P(KeptTokens, TheSameCallsGiveTheSameGradient) {
-  Problem problem = Rows(300, kLargeVocab);
+  Problem problem = Rows(60, kLargeVocab);
   KeepTokens(problem, kLongAndShort);
   std::vector<float> first;
   for (int i = 0; i < 3; ++i) {
@@ -233,13 +235,13 @@ TEST_P(KeptTokens, TheSameCallsGiveTheSameGradient) {
 }
 
 TEST_P(KeptTokens, LossesAloneHaveTheSameBits) {
-  Problem problem = Rows(kTokens, kLargeVocab);
+  Problem problem = Rows(kFewTokens, kLargeVocab);
   KeepTokens(problem, kLongAndShort);
   HeadUnderTest head(device_.get(), problem);
   const ChunkOutput with = head.Run(problem);
   BatchKey kind = KindOf(problem);
   kind.mode = ComputeMode::kLossOnly;
-  EXPECT_TRUE(SameBits(head.Run(kind, {RowsOf(problem, 0, kTokens)}).front().losses, with.losses));
+  EXPECT_TRUE(SameBits(head.Run(kind, {RowsOf(problem, 0, kFewTokens)}).front().losses, with.losses));
 }
 
 }  // namespace

@@ -18,9 +18,9 @@ using testing::RandomProblem;
 using testing::Reference;
 using testing::RunReference;
 
-constexpr int64_t kTokens = 61;
+constexpr int64_t kTokens = 31;
 constexpr int64_t kVocab = 17000;
-constexpr int64_t kHidden = 41;
+constexpr int64_t kHidden = 9;
 
 class CudaKeptTokens : public CudaStepTest {
  protected:
@@ -39,7 +39,7 @@ TEST_P(CudaKeptTokens, SmallTilesOfLongAndShortListsAddUp) {
   Reference reference = RunReference(problem);
   CudaOptions options = Options();
   // Below eight rows Hopper's path gathers lists of any length.
-  for (const int64_t tile_rows : {6, 8, 9, 13, 20, 47, 0}) {
+  for (const int64_t tile_rows : {6, 8, 9, 13, 20, 0}) {
     SCOPED_TRACE(tile_rows);
     options.tile_rows = tile_rows;
     ExpectClose(Run(problem, options), reference);
