@@ -90,7 +90,7 @@ std::vector<Case> CallCases() {
       {"unknown_head",
        [](Environment& environment) { return OpenSessionWith(environment, "nowhere", "key", 1); },
        grpc::StatusCode::NOT_FOUND,
-       {"'nowhere'", "CreateHead"},
+       {"'nowhere'", "create it first"},
        RejectReason::kUnknownHead},
       {"head_name_of_a_megabyte",
        [](Environment& environment) {

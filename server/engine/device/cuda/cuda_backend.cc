@@ -66,9 +66,7 @@ int64_t CudaBackend::RowsPerBatch(const BatchKey& kind) const {
   return std::max<int64_t>(rows, 1);
 }
 
-bool CudaBackend::HasRoomForList(int64_t tokens) const {
-  return step_.HasRoomForList(tokens);
-}
+bool CudaBackend::HasRoomForList(int64_t tokens) const { return step_.HasRoomForList(tokens); }
 
 TeacherHead CudaBackend::AsTeacher() const {
   TeacherHead teacher;
