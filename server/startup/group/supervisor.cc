@@ -20,7 +20,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "server/rpc/transport/file_descriptor.h"
 #include "server/rpc/transport/listen_address.h"
 #include "server/rpc/transport/listener.h"
@@ -155,7 +154,6 @@ void Supervisor::HoldPorts() {
 void Supervisor::HoldPort(const char* flag, std::string* listen) {
   const std::vector<std::string> addresses = absl::StrSplit(*listen, ',', absl::SkipEmpty());
   for (const std::string& address : addresses) {
-    if (rpc::IsUnixSocket(address)) continue;
     absl::StatusOr<std::unique_ptr<rpc::Listener>> held = rpc::Listener::Hold(address);
     if (!held.ok()) {
       // The rank that cannot have it either ends the group, and tells the other nodes.

@@ -7,7 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "tests/unit/engine/end_flush.h"
 
 namespace lossd::testing {
@@ -34,9 +33,9 @@ class SilentStream : public engine::LaneListener {
 
 }  // namespace
 
-RealServer::RealServer() : held_(Require(rpc::Listener::Hold("127.0.0.1:0"))) {
+RealServer::RealServer() {
   options.device = MakeWholeNumberDevice;
-  options.server.listen = absl::StrCat("127.0.0.1:", held_->port());
+  options.server.listen = port_.address();
 }
 
 std::string RealServer::target() {

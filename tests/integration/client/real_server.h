@@ -12,11 +12,11 @@
 
 #include "lossd/client.h"
 #include "lossd/v1/head.pb.h"
-#include "server/rpc/transport/listener.h"
 #include "tests/integration/client/call_recorder.h"
 #include "tests/integration/client/whole_number_device.h"
 #include "tests/integration/server/test_server.h"
 #include "tests/unit/client/session_data.h"
+#include "tests/unit/rpc/held_port.h"
 
 namespace lossd::testing {
 
@@ -76,7 +76,7 @@ class RealServer {
   std::vector<float> ReadWeights(std::vector<float>* bias);
 
   CallRecorder recorder_;
-  std::unique_ptr<rpc::Listener> held_;  // its port, which nobody else is given between two servers
+  const HeldPort port_;
   std::unique_ptr<TestServer> server_;
   std::unique_ptr<Stubs> stubs_;
   std::unique_ptr<Client> client_;

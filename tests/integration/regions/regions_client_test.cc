@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "server/rpc/transport/listener.h"
 #include "tests/integration/regions/region_fixture.h"
 #include "tests/proxy/fault_proxy.h"
+#include "tests/unit/rpc/held_port.h"
 
 namespace lossd::regions_client_test {
 namespace {
@@ -264,11 +264,9 @@ TEST(RegionsClientTest, ABatchInARegionSurvivesLostConnections) {
 
 TEST(RegionsClientTest, AfterAServersRestartTheRegionIsGoneAndTheErrorSaysSo) {
   const Shape shape;
-  // Nobody else is given the port between the two servers.
-  const auto held = rpc::Listener::Hold("127.0.0.1:0");
-  ASSERT_TRUE(held.ok()) << held.status();
+  const testing::HeldPort port;
   auto options = WithRegions();
-  options.server.listen = "127.0.0.1:" + std::to_string((*held)->port());
+  options.server.listen = port.address();
   auto server = std::make_unique<TestServer>(options);
   const Connected connected(server->target(), shape.hidden);
   connected.WriteWeights();

@@ -25,10 +25,6 @@ namespace {
 LossdProcess::LossdProcess(std::vector<std::string> flags) : flags_(std::move(flags)) {
   std::string name = (std::filesystem::temp_directory_path() / "lossd-restart-XXXXXX").string();
   folder_ = mkdtemp(name.data());
-  absl::StatusOr<std::unique_ptr<rpc::Listener>> held = rpc::Listener::Hold("127.0.0.1:0");
-  if (!held.ok()) Die("there is no port for it");
-  held_ = *std::move(held);
-  target_ = "127.0.0.1:" + std::to_string(held_->port());
   Start();
 }
 
@@ -41,7 +37,7 @@ void LossdProcess::Start() {
   const std::string port_file = folder_ + "/port";
   std::filesystem::remove(port_file);
   std::vector<std::string> words = {LOSSD_BINARY,
-                                    "--listen=" + target_,
+                                    "--listen=" + target(),
                                     "--metrics_listen=",
                                     "--device=cpu",
                                     "--workspace_bytes=16777216",

@@ -4,11 +4,10 @@
 
 #include <sys/types.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "server/rpc/transport/listener.h"
+#include "tests/unit/rpc/held_port.h"
 
 namespace lossd::testing {
 
@@ -26,7 +25,7 @@ class LossdProcess {
   int Terminate();
   void Kill();
 
-  const std::string& target() const { return target_; }
+  std::string target() const { return port_.address(); }
   std::string checkpoint_dir() const { return folder_ + "/checkpoints"; }
 
  private:
@@ -34,8 +33,7 @@ class LossdProcess {
 
   std::string folder_;
   std::vector<std::string> flags_;
-  std::unique_ptr<rpc::Listener> held_;  // its port, which nobody else is given between two processes
-  std::string target_;
+  const HeldPort port_;
   pid_t process_ = 0;
 };
 

@@ -20,12 +20,17 @@ namespace {
 
 using Opened = absl::StatusOr<std::unique_ptr<Listener>>;
 
-bool CanConnect(int port) {
-  const FileDescriptor client(socket(AF_INET, SOCK_STREAM, 0));
+sockaddr_in Loopback(int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+bool CanConnect(int port) {
+  const FileDescriptor client(socket(AF_INET, SOCK_STREAM, 0));
+  const sockaddr_in address = Loopback(port);
   return connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
 }
 
@@ -59,10 +64,7 @@ TEST(ListenerTest, APortIsFreeAgainAfterwards) {
 // Whether a program that does not share ports could bind this one.
 bool CanBind(int port) {
   const FileDescriptor other(socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const sockaddr_in address = Loopback(port);
   return bind(other.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
 }
 

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,9 +15,9 @@
 #include <utility>
 
 #include "server/rpc/replicas/replica_set.h"
-#include "server/rpc/transport/listener.h"
 #include "tests/proxy/fault_proxy.h"
 #include "tests/unit/engine/replicas/replica_servers.h"
+#include "tests/unit/rpc/held_port.h"
 
 namespace lossd::rpc::replica_set_test {
 
@@ -53,7 +52,7 @@ class SetUnderTest {
             },
             std::move(wrap)),
         proxy_(
-            "127.0.0.1:" + std::to_string(port_), std::move(plan),
+            port_.address(), std::move(plan),
             {.would_hit = [this, cut_in] { return !cut_in.has_value() || AnyIn(*cut_in); }, .happens = {}}) {
     for (int32_t replica = 0; replica < replicas_; ++replica) Create(replica);
     started_ = true;
@@ -127,12 +126,6 @@ class SetUnderTest {
 
  private:
   uint64_t EpochsOf(int32_t replica) { return servers_.at(replica).engine().replicas().Read().epochs; }
-  // Nobody else is given it, though the coordinator takes it late.
-  static std::unique_ptr<Listener> HoldPort() {
-    absl::StatusOr<std::unique_ptr<Listener>> held = Listener::Hold("127.0.0.1:0");
-    if (!held.ok()) std::abort();
-    return *std::move(held);
-  }
   void CustomizeCoordinator(engine::EngineOptions& options) {
     options.find_replicas = [this](const engine::Head& head, absl::Duration timeout) {
       return sets_.at(0)->FindReplicas(head, timeout);
@@ -153,7 +146,7 @@ class SetUnderTest {
   void Create(int32_t replica) {
     ReplicaSetOptions options;
     options.place = {replica, replicas_};
-    options.address = "127.0.0.1:" + std::to_string(replica == 0 ? port_ : proxy_.port());
+    options.address = "127.0.0.1:" + std::to_string(replica == 0 ? port_.number() : proxy_.port());
     options.credentials.token = kToken;
     options.identity = Identity();
     options.replica_timeout = replica_timeout_;
@@ -161,8 +154,7 @@ class SetUnderTest {
   }
 
   const int32_t replicas_;
-  const std::unique_ptr<Listener> held_ = HoldPort();
-  const int port_ = held_->port();
+  const lossd::testing::HeldPort port_;
   const absl::Duration replica_timeout_;
   std::atomic<bool> started_ = false;                    // all servers are there
   std::map<int32_t, std::unique_ptr<ReplicaSet>> sets_;  // of all; null: left
