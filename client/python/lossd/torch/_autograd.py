@@ -118,6 +118,8 @@ class Left:
             self.declared = self.dx = None
         by_token = call.options.reduction == "none" or d_lse is not None or d_entropy is not None
         scalars = None if by_token else _scalars(call.options, values, d_loss, d_z)
+        if scalars is not None and call.says_no_scale and d_loss is not None and float(d_loss) == 1.0:
+            window_of(call.head).notice_undeclared()
         if scalars is not None and self.declared is not None and _same(scalars, self.coefficients):
             dx, self.declared, self.dx = self.dx, None, None
             return None if dx is None else dx.to(self.hidden_dtype), True

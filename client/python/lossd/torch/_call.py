@@ -38,6 +38,8 @@ class LossCall:
     top_k: int = 0
     kept_tokens: tuple[Tensor, Tensor] | None = None
     target_lists: TargetLists | None = None
+    says_no_scale: bool = True
+    """Whether the caller gave no grad_scale."""
 
     @property
     def frozen(self) -> bool:
@@ -129,6 +131,7 @@ def make_call(
         options=options,
         class_weight_sum=weight_sum,
         declared=_declared(grad_scale, options, unknown_count),
+        says_no_scale=grad_scale is None,
         return_lse=return_lse,
         return_z_loss=return_z_loss,
         wire_dtype=_wire_dtype(hidden_dtype, autocast, head),
@@ -141,17 +144,24 @@ def make_call(
     )
 
 
-def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_count: bool) -> float | None:
+def checked_grad_scale(grad_scale: float | Tensor | None) -> float | None:
+    """As a number. ValueError if it is not finite."""
     if grad_scale is None:
+        return None
+    declared = float(grad_scale)
+    if not math.isfinite(declared):
+        raise ValueError(f"grad_scale is {declared}; want a finite number, such as 1.0 for loss.backward()")
+    return declared
+
+
+def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_count: bool) -> float | None:
+    declared = checked_grad_scale(grad_scale)
+    if declared is None:
         return None
     if options.reduction == "none":
         raise ValueError(
-            f"grad_scale is {float(grad_scale)}, but reduction is 'none': each token has a gradient, "
-            "which only backward knows"
+            f"grad_scale is {declared}, but reduction is 'none': each token has a gradient, which only backward knows"
         )
-    declared = float(grad_scale)
-    if not math.isfinite(declared):
-        raise ValueError(f"grad_scale is {declared}; want a finite number")
     # A mean over a count that the server has to tell first takes two passes.
     two_passes = unknown_count and options.reduction == "mean" and options.normalizer is None
     return None if two_passes or declared == 0 or options.normalizer == 0 else declared

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lossd.torch._moved import KEEP_OUT
 from lossd.torch._proxy import GradientProxy
 
 
@@ -32,6 +33,11 @@ class ProxyHolder(nn.Module):
             self._keep_proxy(value)
         super().__setattr__(name, value)
 
+    def __delattr__(self, name: str) -> None:
+        if name == "proxy":  # as FSDP1 does, which puts a view of its flat parameter there
+            self._keep_proxy(None)
+        super().__delattr__(name)
+
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As of Module; RuntimeError for a `proxy` in the place of that which is there."""
         if name == "proxy":
@@ -42,7 +48,6 @@ class ProxyHolder(nn.Module):
         proxy = self._parameters.get("proxy")
         if isinstance(proxy, GradientProxy) and value is not proxy:
             raise RuntimeError(
-                f"the parameter of head '{proxy.head.name}' cannot be replaced (by {type(value).__name__}): it stands "
-                "for weights at a server. Keep it from whoever shards parameters: "
-                "fully_shard(model, ignored_params=set(head.parameters()))"
+                f"the parameter of head '{proxy.head.name}' cannot be taken out or replaced: it stands for weights at "
+                f"a server. {KEEP_OUT}"
             )

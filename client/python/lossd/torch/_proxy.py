@@ -5,13 +5,18 @@ from __future__ import annotations
 import copy
 import math
 import re
+import sys
+import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import TracingContext
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_leaves, tree_map
+
+from lossd.torch._moved import MovedGradientError, proxies
 
 if TYPE_CHECKING:
     from lossd.torch._window import HeadWindow
@@ -24,7 +29,10 @@ _FACTORS = re.compile(r".*(mul|div|divide|multiply|zero|unscale|copy|requires_gr
 
 class GradientNorm(torch.Tensor):
     """What a GradientProxy has as `.grad`. It may be multiplied in place. What would change single elements of a
-    gradient, such as clip_grad_value_ or noise, raises RuntimeError: done to the norm it would scale all of them."""
+    gradient, such as clip_grad_value_ or noise, raises RuntimeError: done to the norm it would scale all of them.
+    Copies of it are noticed (GradientProxy.taken)."""
+
+    proxy: weakref.ref[GradientProxy]
 
     @classmethod
     def __torch_function__(
@@ -41,12 +49,32 @@ class GradientNorm(torch.Tensor):
             # DTensors, as clip_grad_norm_ may multiply with, take no other subclass beside them.
             plain_args, plain_kwargs = tree_map(_plain, (args, kwargs or {}))
             result = function(*plain_args, **plain_kwargs)
-            if type(result) is not torch.Tensor or not args or not isinstance(args[0], cls):
+            if not args or not isinstance(args[0], cls):
+                _notice_copy(name, result, args)
+                return result
+            if type(result) is not torch.Tensor:
                 return result
             if result is plain_args[0]:
                 return args[0]
-            is_same = result.data_ptr() == args[0].data_ptr()  # .data, detach() and views
-            return result.as_subclass(cls) if is_same else result
+            if result.data_ptr() != args[0].data_ptr():
+                _notice_copy(name, result, args)
+                return result
+            alias = result.as_subclass(cls)  # .data, detach() and views
+            alias.proxy = args[0].proxy
+            return alias
+
+
+def _notice_copy(name: str, result: Any, args: Any) -> None:
+    """Marks the heads of whose gradient `result`, or the first of `args`, has a copy. Numbers made of norms are none."""
+    changes = _CHANGES.fullmatch(name) is not None
+    if changes and _first_has_norm(args):  # multiplied in place, as clipping does
+        return
+    copies = (result, args[:1]) if changes else result
+    if any(isinstance(one, torch.Tensor) and one.dim() > 0 and one.is_floating_point() for one in tree_leaves(copies)):
+        for one in tree_leaves(args):
+            proxy = one.proxy() if isinstance(one, GradientNorm) else None
+            if proxy is not None:
+                proxy.taken = f"copied by {name.strip('_')}"
 
 
 # clip_grad_norm_ multiplies a list of gradients at once, as it must if some are DTensors, only if it knows all classes.
@@ -86,6 +114,11 @@ def _first_has_norm(args: tuple[Any, ...]) -> bool:
     return any(isinstance(one, GradientNorm) for one in (first if isinstance(first, (tuple, list)) else [first]))
 
 
+def _clears_gradients(caller: FrameType) -> bool:
+    """Whether it is zero_grad() of a module or an optimizer that sets `.grad` to None."""
+    return caller.f_code.co_name == "zero_grad"
+
+
 class GradientProxy(torch.nn.Parameter):
     """[1, 1], fp32: the one parameter of a RemoteHead. Its `.grad` is the Frobenius norm of the gradient that waits at
     the server (of dW and db together), and NaN if an element of that is not finite.
@@ -107,13 +140,17 @@ class GradientProxy(torch.nn.Parameter):
     head: RemoteHead
     steps: int
     """How many the head has taken, as of the last one by an optimizer of PyTorch."""
+    taken: str
+    """How the gradient was taken from here since the last backward of a window began, "" if it was not."""
 
     def __new__(cls, head: RemoteHead, window: HeadWindow, device: torch.device | None = None) -> GradientProxy:
         proxy: GradientProxy = torch.Tensor._make_subclass(cls, torch.zeros(1, 1, device=device), True)
         proxy.head = head
         proxy.window = window
         proxy.steps = 0
+        proxy.taken = ""
         proxy.forget()
+        proxies[id(proxy)] = proxy
         return proxy
 
     def __init__(self, head: RemoteHead, window: HeadWindow, device: torch.device | None = None) -> None:
@@ -129,7 +166,9 @@ class GradientProxy(torch.nn.Parameter):
         """`norm` as read while the window's contributions were `seen`; NaN if an element is not finite. Returns what is
         `.grad` now."""
         with torch.inference_mode(False):
-            self._norm = torch.full((1, 1), norm, device=self.data.device).as_subclass(GradientNorm)
+            made = torch.full((1, 1), norm, dtype=torch.float32, device=self.data.device).as_subclass(GradientNorm)
+        made.proxy = weakref.ref(self)
+        self._norm = made
         self._read = float(self._norm)
         self._seen = seen
         return self._norm
@@ -180,9 +219,17 @@ class GradientProxy(torch.nn.Parameter):
             return
         if value is None:
             if not self.head.frozen:
+                moved = self._norm is not None and self.window.dirty and not _clears_gradients(sys._getframe(1))
                 self.window.drop()
-        elif self.window.dirty or bool(value.any()):
+                self.taken = "read, and .grad set to None" if moved else self.taken
+        elif self.window.dirty:
             raise ValueError("a head's gradient is at the server: multiply .grad in place, or set it to None")
+        elif bool(value.any()):
+            raise MovedGradientError(
+                f"the gradient of head '{self.head.name}' is at the server, and was dropped there when .grad was set "
+                "to None: leave .grad alone between backward and step, and keep the head's parameter from code that "
+                "offloads gradients"
+            )
 
     def _is_of_all_ranks(self) -> bool:
         """Whether there is a gradient whose norm ranks have to ask for together."""

@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lossd.optimizers import SGD
+from lossd.torch._moved import refuse_moved
 from lossd.torch._proxy import GradientProxy
 
 if TYPE_CHECKING:
@@ -220,7 +221,10 @@ def _difference(rule: Optimizer, group: dict[str, Any]) -> str:
 @torch._disable_dynamo  # not torch.compiler.disable, which imports Dynamo there and then
 def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Sees to it that _last_before comes behind the optimizer's own hooks, which may clip."""
-    if isinstance(optimizer, SteppedByItself) or not _heads_of(optimizer):
+    if isinstance(optimizer, SteppedByItself):
+        return
+    refuse_moved(optimizer)
+    if not _heads_of(optimizer):
         return
     _make_states(optimizer)
     if optimizer not in _hooks:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lossd.errors import AlreadyExistsError, WindowLostError
+from lossd.torch._moved import require_own_storage
 from lossd.torch._stepping import UnsteppedHeadWarning, optimizer_steps
 from lossd.torch.distributed import all_do, first_rank_does, gather_objects, world_size
 
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     import lossd
     from lossd.torch._proxy import GradientProxy
     from lossd.torch.contracts import Landing
+
+
+_UNDECLARED_LOSSES = 100  # with a gradient of 1, until it is said that this could be declared
+
+
+class UndeclaredGradientWarning(UserWarning):
+    """Losses of a head take two passes, where a declared grad_scale would make it one."""
 
 
 class HeadWindow:
@@ -52,6 +60,8 @@ class HeadWindow:
         """How many windows this process has seen end."""
         self.windows_gone = 0
         """How many of them were stepped or dropped. The gradient of those that were flushed is the caller's."""
+        self.windows_stepped = 0
+        """How many of them were stepped or flushed."""
         self._session_options = session_options
         self._session = session
         self._lock = threading.Lock()
@@ -61,6 +71,7 @@ class HeadWindow:
         """The parameter of the Linear that the head was made from."""
         self._steps_seen = 0
         self._warned = False
+        self._undeclared = 0
 
     # The session
 
@@ -119,6 +130,9 @@ class HeadWindow:
     def before_gradient(self) -> None:
         """To be called before a batch adds to the window: settles what was done to the gradient since the last one, and
         warns if optimizers step and this head is left out (unless another process steps it)."""
+        require_own_storage(self.proxy)
+        if not self.dirty:
+            self.proxy.taken = ""
         if self.dirty and self.proxy.zeroed:
             if self.group is not None:  # dropping it would be for all ranks, and this is one of them
                 raise RuntimeError(
@@ -149,12 +163,27 @@ class HeadWindow:
             stacklevel=3,
         )
 
+    def notice_undeclared(self) -> None:
+        """A loss without a grad_scale was given a gradient of exactly 1. Warns once, at the hundredth."""
+        self._undeclared += 1
+        if self._undeclared == _UNDECLARED_LOSSES:
+            warnings.warn(
+                f"{_UNDECLARED_LOSSES} losses of head '{self.head.name}' were given a gradient of exactly 1, and none "
+                "had declared it: each sent its tokens twice. Declare it once, with "
+                "RemoteHead.from_linear(..., grad_scale=1.0) or patch(..., grad_scale=1.0), or with each call",
+                UndeclaredGradientWarning,
+                stacklevel=4,
+            )
+
     # The window's end
 
-    def end(self, *, flushed: bool = False) -> None:
+    def end(self, *, flushed: bool = False, dropped: bool = False) -> None:
         """The window was ended: what this process has of it is forgotten."""
         self.windows_ended += 1
         self.windows_gone += not flushed
+        if not dropped:
+            self.windows_stepped += 1
+            self.proxy.taken = ""
         self._consumed = self.contributions()
         self.landing = None
         self.proxy.forget()
@@ -167,7 +196,7 @@ class HeadWindow:
             self._warn_of_steps("is dropped unused")
         if self.dirty_anywhere():
             first_rank_does(self._discard, self.group)
-        self.end()
+        self.end(dropped=True)
 
     def _discard(self) -> None:
         def discard() -> None:

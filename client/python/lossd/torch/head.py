@@ -20,6 +20,7 @@ from lossd.errors import AlreadyExistsError, LossdError, NotFoundError
 from lossd.results import StepResult
 from lossd.torch._compiled import traced
 from lossd.torch._dtypes import dtype_of, name_of
+from lossd.torch._call import checked_grad_scale
 from lossd.torch._function import linear_cross_entropy
 from lossd.torch._holder import ProxyHolder
 from lossd.torch._options import check_session_options
@@ -51,7 +52,9 @@ class StaleWeightsWarning(UserWarning):
 class RemoteHead(ProxyHolder):
     """A head of a server as a module of the trainer: it takes the place of a model's lm_head.
 
-        model.lm_head = RemoteHead.from_linear(client, model.lm_head, "lm_head", optimizer=lossd.AdamW())
+        model.lm_head = RemoteHead.from_linear(
+            client, model.lm_head, "lm_head", optimizer=lossd.AdamW(), grad_scale=1.0
+        )
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         model.lm_head(hidden, labels).backward()           # the loss; without labels: logits, without a gradient
         optimizer.step()                                   # the local parameters here, the head at its server
@@ -69,7 +72,9 @@ class RemoteHead(ProxyHolder):
     steps the head with the lr, weight_decay, betas and momentum of its group, by the head's own rule. `weight` and
     `bias` are read-only views that fetch when their values are needed. state_dict() has `weight` and `bias`, read from
     the server, and load_state_dict() writes them. to(), cuda() and half() move the proxy's device and nothing else.
-    eval() makes forward() leave grad_scale out, so that a loss adds nothing until it is given to backward. deepcopy
+    grad_scale: the gradient that will come back to losses of forward() in training, 1.0 for loss.backward(): each is
+    one pass then, not two (linear_cross_entropy has more of it). Another gradient is corrected by a further pass, and
+    a call's own grad_scale counts, None among them. eval() makes forward() leave grad_scale out, so that a loss adds nothing until it is given to backward. deepcopy
     makes a frozen copy (snapshot); a head cannot be pickled.
 
     Not thread-safe, but for `session`. Errors: those of lossd.errors.
@@ -86,6 +91,7 @@ class RemoteHead(ProxyHolder):
         group: dist.ProcessGroup | None = None,
         average: bool | int = False,
         device: torch.device | str | None = None,
+        grad_scale: float | None = None,
         **session_options: Any,
     ) -> None:
         super().__init__()
@@ -98,6 +104,8 @@ class RemoteHead(ProxyHolder):
         self.proxy = GradientProxy(self, self._window, torch.device(device) if device is not None else None)
         self.proxy.requires_grad_(not self.frozen)
         self._window.proxy = self.proxy
+        self.grad_scale = checked_grad_scale(grad_scale)
+        """The gradient that losses of forward() will be given in training; None: not declared."""
         self.traced = traced(self)
         """What torch.compile sees of the head."""
         self._weight_version = 0
@@ -127,14 +135,15 @@ class RemoteHead(ProxyHolder):
         group: dist.ProcessGroup | None = None,
         average: bool | int = False,
         device: torch.device | str | None = None,
+        grad_scale: float | None = None,
         session_options: Mapping[str, Any] | None = None,
         **config: Any,
     ) -> RemoteHead:
         """Creates the head `name` and writes `weights`.
 
         weights: [vocab_size, hidden_size] of any float dtype, or a Linear, whose bias comes with it. bias:
-        [vocab_size], or True for a head with a bias that is written later. config: further arguments of
-        Client.create_head, such as softcap. With a group every rank calls this, and the first one creates and writes.
+        [vocab_size], or True for a head with a bias that is written later. grad_scale: as RemoteHead has it. config:
+        further arguments of Client.create_head, such as softcap. With a group every rank calls this, and the first one creates and writes.
         Weights that are a DTensor, as fully_shard leaves them, are written by all ranks, each its rows, and the head's
         state_mesh is theirs.
 
@@ -164,7 +173,15 @@ class RemoteHead(ProxyHolder):
         head = client.create_head(  # the same for every rank, which has a client of its own
             name, vocab_size, hidden_size, dtype=name_of(dtype), optimizer=optimizer, bias=with_bias, **config
         )
-        remote = cls(head, rank=rank, group=group, average=average, device=device, **(session_options or {}))
+        remote = cls(
+            head,
+            rank=rank,
+            group=group,
+            average=average,
+            device=device,
+            grad_scale=grad_scale,
+            **(session_options or {}),
+        )
         if is_dtensor(weights):
             remote.spread = weights.device_mesh, weights.placements
         if weights is not None and not taken:
@@ -332,6 +349,8 @@ class RemoteHead(ProxyHolder):
         if labels is not None:
             if not self.training:  # nobody has said that there would be a backward pass
                 options.pop("grad_scale", None)
+            elif options.get("reduction") != "none":
+                options.setdefault("grad_scale", self.grad_scale)
             return linear_cross_entropy(hidden, labels, self, **options)
         if torch.is_grad_enabled() and (hidden.requires_grad or (self.training and self.proxy.requires_grad)):
             raise RuntimeError(

@@ -176,7 +176,7 @@ def _loss(
         shift=targets is None,
         normalizer=None if items is None else float(items),
         # In evaluation nobody said that there would be a backward pass.
-        grad_scale=state.grad_scale if training else None,
+        grad_scale=(state.remote.grad_scale if state.grad_scale is None else state.grad_scale) if training else None,
         logit_scale=state.lm_head.logit_scale,
         softcap=state.lm_head.softcap,
         label_smoothing=label_smoothing,
