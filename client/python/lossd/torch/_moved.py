@@ -23,7 +23,7 @@ KEEP_OUT = (
 )
 
 proxies: weakref.WeakValueDictionary[int, GradientProxy] = weakref.WeakValueDictionary()
-"""Of all heads of this process, by id()."""
+"""The parameters of all heads of this process, by id()."""
 
 
 class MovedGradientError(RuntimeError):
@@ -53,7 +53,7 @@ def refuse_moved(optimizer: torch.optim.Optimizer) -> None:
         _notice_masters(optimizer)
     for proxy in elsewhere:
         taken = proxy.taken
-        if not taken:
+        if not taken or proxy.held:
             continue
         said = (
             f"{type(optimizer).__name__} steps while the gradient of head '{proxy.head.name}' was taken from its "

@@ -65,7 +65,7 @@ class GradientNorm(torch.Tensor):
 
 
 def _notice_copy(name: str, result: Any, args: Any) -> None:
-    """Marks the heads of whose gradient `result`, or the first of `args`, has a copy. Numbers made of norms are none."""
+    """Marks heads whose gradient was copied into `result`, or into the first of `args`. A mere number is no copy."""
     changes = _CHANGES.fullmatch(name) is not None
     if changes and _first_has_norm(args):  # multiplied in place, as clipping does
         return
@@ -141,7 +141,9 @@ class GradientProxy(torch.nn.Parameter):
     steps: int
     """How many the head has taken, as of the last one by an optimizer of PyTorch."""
     taken: str
-    """How the gradient was taken from here since the last backward of a window began, "" if it was not."""
+    """How the gradient was taken from here since its window began; "" if it was not."""
+    held: bool
+    """Whether an optimizer of this process has the parameter, and steps."""
 
     def __new__(cls, head: RemoteHead, window: HeadWindow, device: torch.device | None = None) -> GradientProxy:
         proxy: GradientProxy = torch.Tensor._make_subclass(cls, torch.zeros(1, 1, device=device), True)
@@ -149,6 +151,7 @@ class GradientProxy(torch.nn.Parameter):
         proxy.window = window
         proxy.steps = 0
         proxy.taken = ""
+        proxy.held = False
         proxy.forget()
         proxies[id(proxy)] = proxy
         return proxy
@@ -219,17 +222,18 @@ class GradientProxy(torch.nn.Parameter):
             return
         if value is None:
             if not self.head.frozen:
-                moved = self._norm is not None and self.window.dirty and not _clears_gradients(sys._getframe(1))
+                read = self._norm is not None and self.window.dirty
+                moved = read and not _clears_gradients(sys._getframe(1))  # noqa: SLF001  (there is no public way)
                 self.window.drop()
                 self.taken = "read, and .grad set to None" if moved else self.taken
-        elif self.window.dirty:
-            raise ValueError("a head's gradient is at the server: multiply .grad in place, or set it to None")
-        elif bool(value.any()):
+        elif self.taken and not self.window.dirty:
             raise MovedGradientError(
                 f"the gradient of head '{self.head.name}' is at the server, and was dropped there when .grad was set "
                 "to None: leave .grad alone between backward and step, and keep the head's parameter from code that "
                 "offloads gradients"
             )
+        elif self.window.dirty or bool(value.any()):
+            raise ValueError("a head's gradient is at the server: multiply .grad in place, or set it to None")
 
     def _is_of_all_ranks(self) -> bool:
         """Whether there is a gradient whose norm ranks have to ask for together."""

@@ -226,6 +226,8 @@ def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dic
     refuse_moved(optimizer)
     if not _heads_of(optimizer):
         return
+    for proxy, _ in _heads_of(optimizer):
+        proxy.held = True
     _make_states(optimizer)
     if optimizer not in _hooks:
         _hooks[optimizer] = optimizer.register_step_pre_hook(_last_before).id

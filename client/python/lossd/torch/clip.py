@@ -60,5 +60,5 @@ def _norm_of(head: RemoteHead, norm_type: float) -> torch.Tensor:
     if grad is None:
         return torch.zeros(())
     if norm_type == 2 or not bool(torch.isfinite(grad).all()):
-        return grad.reshape(())
+        return grad.as_subclass(torch.Tensor).reshape(())
     return torch.tensor(head.gradient_stats().largest)

@@ -18,9 +18,9 @@ import lossd.torch._saving as _saving
 from lossd.client import Client, impatient
 from lossd.errors import AlreadyExistsError, LossdError, NotFoundError
 from lossd.results import StepResult
+from lossd.torch._call import checked_grad_scale
 from lossd.torch._compiled import traced
 from lossd.torch._dtypes import dtype_of, name_of
-from lossd.torch._call import checked_grad_scale
 from lossd.torch._function import linear_cross_entropy
 from lossd.torch._holder import ProxyHolder
 from lossd.torch._options import check_session_options
@@ -74,8 +74,8 @@ class RemoteHead(ProxyHolder):
     the server, and load_state_dict() writes them. to(), cuda() and half() move the proxy's device and nothing else.
     grad_scale: the gradient that will come back to losses of forward() in training, 1.0 for loss.backward(): each is
     one pass then, not two (linear_cross_entropy has more of it). Another gradient is corrected by a further pass, and
-    a call's own grad_scale counts, None among them. eval() makes forward() leave grad_scale out, so that a loss adds nothing until it is given to backward. deepcopy
-    makes a frozen copy (snapshot); a head cannot be pickled.
+    a call's own grad_scale counts, None among them. eval() makes forward() leave grad_scale out, so that a loss adds
+    nothing until it is given to backward. deepcopy makes a frozen copy (snapshot); a head cannot be pickled.
 
     Not thread-safe, but for `session`. Errors: those of lossd.errors.
     """
@@ -143,7 +143,8 @@ class RemoteHead(ProxyHolder):
 
         weights: [vocab_size, hidden_size] of any float dtype, or a Linear, whose bias comes with it. bias:
         [vocab_size], or True for a head with a bias that is written later. grad_scale: as RemoteHead has it. config:
-        further arguments of Client.create_head, such as softcap. With a group every rank calls this, and the first one creates and writes.
+        further arguments of Client.create_head, such as softcap. With a group every rank calls this, and the first one
+        creates and writes.
         Weights that are a DTensor, as fully_shard leaves them, are written by all ranks, each its rows, and the head's
         state_mesh is theirs.
 

@@ -72,6 +72,7 @@ class RemoteOptimizer(SteppedByItself, torch.optim.Optimizer):
         group = _with_proxies(param_group)
         proxies = _proxies(group)
         for proxy in proxies:
+            proxy.held = True
             if proxy.head.head.config.optimizer is None:
                 raise ValueError(
                     f"head '{proxy.head.name}' has no optimizer: create it with optimizer=lossd.AdamW(...), or flush "
