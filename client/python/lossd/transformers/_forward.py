@@ -12,6 +12,7 @@ from torch import nn
 
 import lossd.transformers._trl as _trl
 import lossd.transformers._weights as _weights
+from lossd.transformers._own_loss import parameters_of
 from lossd.transformers._ranks import require_group
 from lossd.transformers._state import Patch, aux_loss_coefficient, patch_of
 
@@ -62,8 +63,8 @@ def _setattr_of(model_class: Any) -> Any:
         state = patch_of(self)
         if state is not None and name == "forward":
             value = _trl.with_remote_head(self, state, value)
-        elif state is not None and name == "loss_function":
-            _weights.require_loss(self, value)
+        elif state is not None and name in ("loss_function", "loss_type"):
+            _weights.require_loss(self, value if name == "loss_function" else _weights.loss_of_type(value))
         elif state is not None and self.__dict__["_modules"].get(name) is state.lm_head is not value:
             raise TypeError(
                 f"{name} of this {type(self).__name__} is head {state.remote.name!r} of a lossd server, and cannot be "
@@ -118,7 +119,8 @@ def _hidden_states(model: nn.Module, state: Patch, original: Any, kwargs: dict[s
     """What the model gives its lm_head [..., H], and its outputs, whose logits are none."""
     state.lm_head.begin_capture()
     try:
-        outputs = original(model, **{**kwargs, "return_dict": True})
+        named = {"return_dict": True} if parameters_of(original)("return_dict") else {}
+        outputs = original(model, **{**kwargs, **named})
         return state.lm_head.end_capture(outputs.logits), outputs
     finally:
         state.lm_head.cancel_capture()

@@ -59,7 +59,7 @@ class RemoteLmHead(ProxyHolder):
         if hidden is None:
             raise RuntimeError("the patched model's forward did not call its lm_head: lossd cannot compute its loss")
         if not self._checked:
-            self._check(logits)
+            self._check(hidden, logits)
             self._checked = True
         return hidden
 
@@ -151,12 +151,13 @@ class RemoteLmHead(ProxyHolder):
             return hidden.new_empty((*hidden.shape[:-1], 0))
         return hidden.new_tensor(_PROBES).expand(*hidden.shape[:-1], len(_PROBES))
 
-    def _check(self, logits: torch.Tensor | None) -> None:
-        if logits is None or logits.shape[-1] != len(_PROBES):
+    def _check(self, hidden: torch.Tensor, logits: torch.Tensor | None) -> None:
+        shown_shape = (*hidden.shape[:-1], len(_PROBES))
+        if logits is None or logits.shape != shown_shape:
             shape = None if logits is None else tuple(logits.shape)
             raise ValueError(
                 "lossd cannot compute this model's loss: its logits are not what its lm_head makes of hidden states "
-                f"(shown [..., {len(_PROBES)}] it answered {shape})"
+                f"(shown {shown_shape} it answered {shape})"
             )
         if logits.numel() == 0:
             return

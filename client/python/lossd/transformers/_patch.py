@@ -10,6 +10,7 @@ from torch import nn
 import lossd.transformers._weights as _weights
 from lossd.transformers._forward import patched_class
 from lossd.transformers._lm_head import RemoteLmHead
+from lossd.transformers._own_loss import require_same_loss
 from lossd.transformers._ranks import SharedGradient
 from lossd.transformers._state import ATTRIBUTE, Patch, require_patched
 from lossd.transformers._tied import TiedWeight
@@ -68,7 +69,9 @@ def patch(
       (RemoteHead); a tied one's embedding is stepped here. It is also `patched_head(model)`.
 
     Raises:
-      TypeError or ValueError: not such a model, patched already, or a head of other sizes; the model is as before.
+      TypeError or ValueError: not such a model, patched already, a head of other sizes, or a forward whose loss is not
+        transformers' ForCausalLMLoss (a forward that does not call `self.loss_function` is tried with a few tokens);
+        the model is as before.
       LossdError: the server refused; the model is as before.
     """
     linear = _weights.linear_of(model)
@@ -82,6 +85,7 @@ def patch(
             "optimizer: the weight is tied to the embedding, which the local optimizer trains; leave it out, or untie "
             "the model first (config.tie_word_embeddings=False)"
         )
+    require_same_loss(model, linear)
     scale, cap = _weights.scale_and_softcap(model.config, logit_scale, softcap)
     if head is not None:
         given = {"dtype": dtype, "optimizer": optimizer, **head_options}

@@ -55,6 +55,13 @@ def require_loss(model: nn.Module, function: Any) -> None:
         )
 
 
+def loss_of_type(loss_type: str | None) -> Any:
+    """The function that a PreTrainedModel of this `loss_type` has."""
+    from transformers.loss.loss_utils import LOSS_MAPPING
+
+    return LOSS_MAPPING.get(loss_type or "", LOSS_MAPPING["ForCausalLM"])
+
+
 def is_tied(model: nn.Module, linear: nn.Linear) -> bool:
     """Whether the head's weight is the input embedding's."""
     return getattr(model.get_input_embeddings(), "weight", None) is linear.weight
