@@ -119,7 +119,7 @@ def _torch_dense(value: Any, field: str, torch: Any) -> Any:
         raise ValueError(f"{field} is on {value.device}; want a tensor on the CPU here")
     if value.layout != torch.strided:
         raise TypeError(f"{field} has layout {value.layout}; want a dense tensor")
-    return value.detach().contiguous()
+    return value.detach()
 
 
 def torch_name(value: Any) -> str:
@@ -127,6 +127,11 @@ def torch_name(value: Any) -> str:
 
 
 def _view_of_torch(tensor: Any) -> View:
+    """Its memory, or that of a dense copy: a negated view (torch's negative bit) has other numbers in memory."""
+    return _memory_of_torch(tensor.resolve_neg().contiguous())
+
+
+def _memory_of_torch(tensor: Any) -> View:
     return View(tensor.data_ptr() or _NOTHING.ctypes.data, torch_name(tensor), tuple(tensor.shape), tensor)
 
 
@@ -170,7 +175,7 @@ def float32_view(value: Any, field: str, shape: tuple[int, ...]) -> View:
     if torch is not None:
         if value.is_complex():
             raise TypeError(f"{field} has dtype {value.dtype}; want real numbers")
-        view = _view_of_torch(value.detach().to("cpu", torch.float32).contiguous())
+        view = _view_of_torch(value.detach().to("cpu", torch.float32))
     else:
         array = as_numpy(value, field)
         if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
@@ -186,8 +191,7 @@ def label_view(value: Any, field: str = "labels") -> View:
     if torch is not None:
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"{field} has dtype {value.dtype}; want integers (torch.int64)")
-        tensor = value.detach()
-        return _view_of_torch(tensor.to("cpu", torch.int64).contiguous())
+        return _view_of_torch(value.detach().to("cpu", torch.int64))
     array = as_numpy(value, field)
     if array.size == 0 and not isinstance(value, np.ndarray):
         array = array.astype(np.int64)
@@ -214,7 +218,9 @@ def output_view(value: Any, field: str, shape: tuple[int, ...], dtype: str) -> V
     if torch is not None:
         if value.device.type != "cpu" or value.layout != torch.strided:
             raise ValueError(f"{field} is on {value.device} with layout {value.layout}; want a dense tensor on the CPU")
-        dense, view = value.is_contiguous(), _view_of_torch(value.detach())
+        if value.is_neg():
+            raise ValueError(f"{field} is a negated view (is_neg()); want memory of its own, as {field}.clone() has")
+        dense, view = value.is_contiguous(), _memory_of_torch(value.detach())
     elif isinstance(value, np.ndarray):
         if not value.flags.writeable:
             raise ValueError(f"{field} cannot be written to: the array is read-only")

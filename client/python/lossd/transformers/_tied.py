@@ -186,7 +186,7 @@ register_optimizer_step_post_hook(_after_step)
 
 def _digest(weight: torch.Tensor) -> int:
     """A digest of the bits of `weight` [V, H], modulo 2**64: their sum with random factors of rows and columns."""
-    bits = _bits(weight.detach())
+    bits = _bits(weight.detach().resolve_neg())
     rows, columns = (_factors(size, bits.device) for size in bits.shape)
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     at_once = max(1, _DIGEST_VALUES // bits.shape[1])
