@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 from lossd._library import library
@@ -87,9 +89,9 @@ class Handle:
         if self.is_ours:
             self._free(pointer)
 
-    def __del__(self) -> None:
+    def __del__(self, _process_ends: Callable[[], bool] = sys.is_finalizing) -> None:
         pointer = getattr(self, "_pointer", None)
-        # Nothing is left of this module when the interpreter ends, and the process ends with everything.
-        if pointer is not None and os is not None and os.getpid() == self._pid:
+        # When the interpreter ends, nothing is left of this module, and the process ends with everything.
+        if pointer is not None and not _process_ends() and os.getpid() == self._pid:
             self._pointer = None
             self._free(pointer)

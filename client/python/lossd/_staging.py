@@ -13,6 +13,7 @@ host, and the host waits for what it needs alone.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,8 +140,8 @@ class Staging:
         for slot in slots:
             self._discard(slot)
 
-    def __del__(self) -> None:
-        if getattr(self, "_free", None):
+    def __del__(self, _process_ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _process_ends() and getattr(self, "_free", None):
             self.close()
 
 

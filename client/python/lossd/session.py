@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes as c
 import json
+import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -354,8 +355,11 @@ class Session:
             for staging in self._stagings.values():
                 staging.close()
 
-    def __del__(self) -> None:
-        # The session lives on at the server until its lease ends, and what it added has to be named all the same.
+    def __del__(self, _process_ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        # The session lives on at the server until its lease ends, and what it added has to be named all the same. When
+        # the interpreter ends, modules that this needs are empty, and nobody is left to name it.
+        if _process_ends():
+            return
         contributor, handle = getattr(self, "_contributor", None), getattr(self, "_handle", None)
         if contributor is not None and handle is not None and not handle.closed and handle.is_ours:
             contributor.end()
