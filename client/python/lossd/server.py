@@ -35,13 +35,45 @@ LAUNCHER_VARIABLES = (
 LAUNCHER_PREFIXES = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "LWS_")
 
 # Runs in a process of its own, which then becomes the server: it dies with the thread that started it. (A
-# preexec_fn would run Python between fork and exec of a process with many threads.)
+# preexec_fn would run Python between fork and exec of a process with many threads.) Its grandchild, which no signal to
+# this process's children or group reaches, removes the folder once server and starter have ended.
 _TRAMPOLINE = """
-import ctypes, os, sys
-parent, number = int(sys.argv[1]), int(sys.argv[2])
+import ctypes, os, select, shutil, signal, sys
+parent, number, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+def sweep(server, starter):
+    os.setsid()
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for each in range(3):
+        os.dup2(nothing, each)
+    os.chdir("/")
+    select.select([server], [], [])
+    while os.path.exists(folder) and not select.select([starter], [], [], 1.0)[0]:
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+
+def start_sweeping():
+    ended = os.pidfd_open(os.getpid()), os.pidfd_open(parent)
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        if not os.fork():
+            sweep(*ended)
+    finally:
+        os._exit(0)
+
+try:
+    start_sweeping()
+except (AttributeError, OSError):  # a kernel without pidfd_open, or too many processes: stop() and atexit remove it
+    pass
 if ctypes.CDLL(None).prctl(1, number, 0, 0, 0) or os.getppid() != parent:
+    shutil.rmtree(folder, ignore_errors=True)
     sys.exit(1)
-os.execv(sys.argv[3], sys.argv[3:])
+os.execv(sys.argv[4], sys.argv[4:])
 """
 
 
@@ -120,7 +152,7 @@ class Server:
         self._error: BaseException | None = None
         # The kernel ends the server with the thread that started it, so that is one which lives until then.
         self._thread = threading.Thread(
-            target=self._run, args=(self._wrapped(command, die_with),), name="lossd-server", daemon=True
+            target=self._run, args=(self._wrapped(command, die_with, folder),), name="lossd-server", daemon=True
         )
         self._thread.start()
         self._started.wait()
@@ -131,10 +163,10 @@ class Server:
         self._wait_until_it_serves(command, start_timeout)
 
     @staticmethod
-    def _wrapped(command: list[str], die_with: int) -> list[str]:
+    def _wrapped(command: list[str], die_with: int, folder: Path) -> list[str]:
         if not sys.executable:  # embedded somewhere: then only stop() and atexit end the server
             return command
-        return [sys.executable, "-I", "-S", "-c", _TRAMPOLINE, str(os.getpid()), str(die_with), *command]
+        return [sys.executable, "-I", "-S", "-c", _TRAMPOLINE, str(os.getpid()), str(die_with), str(folder), *command]
 
     def _run(self, command: list[str]) -> None:
         try:
@@ -272,8 +304,8 @@ def launch(
     launched this process: it does not see the variables of torchrun, srun and mpirun.
 
     LaunchError, with the end of the server's log, if it does not start. The server dies with this process, by
-    PR_SET_PDEATHSIG (killed, or with a checkpoint_dir asked to end) and by atexit. RuntimeError in a process that was
-    forked after a connect, which could not connect to it.
+    PR_SET_PDEATHSIG (killed, or with a checkpoint_dir asked to end) and by atexit, and its folder in $TMPDIR goes with
+    it. RuntimeError in a process that was forked after a connect, which could not connect to it.
     """
     refuse_if_forked()
     path = find_program(program)
