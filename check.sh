@@ -179,7 +179,7 @@ suite_deploy() {
 
 # Python as the tests of the package want it: with what build/ has. The limit is a guard against hangs.
 in_venv() {
-  env -C client/python OMP_NUM_THREADS=1 PYTHONPATH="$repo_root/client/python" LOSSD_SERVER="$repo_root/build/bin/lossd" \
+  env -C client/python OMP_NUM_THREADS=1 PYTHONPATH="$repo_root/client/python" LOSSD_BINARY="$repo_root/build/bin/lossd" \
     LOSSD_LIBRARY="$repo_root/build/lib/liblossd_c.so" timeout 3600 "$repo_root/build/venv/bin/python" "$@"
 }
 

@@ -6,6 +6,7 @@ import atexit
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from lossd.errors import LaunchError
 
 PROGRAM = "lossd"
 TAIL_BYTES = 6000  # of the log, in errors
+
+_ADDRESS = re.compile(r"(unix|unix-abstract|dns|ipv4|ipv6):.*|[^/]*:\d+(,[^/]*:\d+)*")
 
 # What launchers of several processes say to each of them. It is meant for this process, which a server of its own is no
 # part of.
@@ -78,13 +81,18 @@ os.execv(sys.argv[4], sys.argv[4:])
 
 
 def find_program(program: str | os.PathLike[str] | None = None) -> Path:
-    """The server: `program`, else $LOSSD_SERVER, the one of the wheel, of $PATH, of this repository's build/bin."""
-    named = program if program is not None else os.environ.get("LOSSD_SERVER") or None
+    """The server: `program`, else $LOSSD_BINARY, the one of the wheel, of $PATH, of this repository's build/bin."""
+    named = program if program is not None else os.environ.get("LOSSD_BINARY") or None
     if named is not None:
         path = Path(named).absolute()
+        if program is None and not path.exists() and _ADDRESS.fullmatch(str(named)):
+            raise LaunchError(
+                f"LOSSD_BINARY is {named!r}, an address; want the path of the server's program. Give the address to "
+                "lossd.connect(...), or to lossctl as LOSSD_SERVER"
+            )
         if not os.access(path, os.X_OK) or path.is_dir():
             raise LaunchError(
-                f"{path} is not a program that can be run (from {'program' if program else 'LOSSD_SERVER'})"
+                f"{path} is not a program that can be run (from {'program' if program else 'LOSSD_BINARY'})"
             )
         return path
     package = Path(__file__).resolve().parent
@@ -98,8 +106,8 @@ def find_program(program: str | os.PathLike[str] | None = None) -> Path:
         if os.access(path, os.X_OK):
             return path
     raise LaunchError(
-        f"there is no program {PROGRAM} (looked at $LOSSD_SERVER, {package / 'bin'}, $PATH and the repository's "
-        f"build/bin): install the wheel, or build the target lossd and name it with program=... or LOSSD_SERVER"
+        f"there is no program {PROGRAM} (looked at $LOSSD_BINARY, {package / 'bin'}, $PATH and the repository's "
+        f"build/bin): install the wheel, or build the target lossd and name it with program=... or LOSSD_BINARY"
     )
 
 

@@ -2,7 +2,7 @@
 parallelism 2 with sequence parallelism, NCCL), its output layer and loss at a server, against Megatron's own. For a
 machine with two NVIDIA GPUs and megatron-core importable:
 
-    LOSSD_SERVER=build/bin/lossd torchrun --nproc-per-node 2 client/python/tests/megatron_check.py
+    LOSSD_BINARY=build/bin/lossd torchrun --nproc-per-node 2 client/python/tests/megatron_check.py
 
 The server runs on the first GPU (--device cuda:0). --backend gloo --device cpu tries the same on a CPU, which takes
 small sizes: --layers 1 --hidden 64 --vocab 512 --length 32. Prints one line for each check, and times and memory in the

@@ -116,10 +116,14 @@ def test_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     known = server_module.find_program()
     with pytest.raises(lossd.LaunchError, match="none is not a program"):
         server_module.find_program(tmp_path / "none")
-    monkeypatch.setenv("LOSSD_SERVER", str(tmp_path))
-    with pytest.raises(lossd.LaunchError, match="LOSSD_SERVER"):
+    for address in ("127.0.0.1:50051", "a:50051,b:50051", "[::1]:5", "unix:/run/lossd/socket", "dns:///trainer:50051"):
+        monkeypatch.setenv("LOSSD_BINARY", address)
+        with pytest.raises(lossd.LaunchError, match="an address; .*lossctl as LOSSD_SERVER"):
+            server_module.find_program()
+    monkeypatch.setenv("LOSSD_BINARY", str(tmp_path))
+    with pytest.raises(lossd.LaunchError, match="from LOSSD_BINARY"):
         server_module.find_program()
-    monkeypatch.delenv("LOSSD_SERVER")
+    monkeypatch.delenv("LOSSD_BINARY")
     monkeypatch.setenv("PATH", str(known.parent))
     monkeypatch.setattr(server_module, "__file__", str(tmp_path / "lossd" / "server.py"))
     assert server_module.find_program() == known

@@ -29,6 +29,12 @@ std::chrono::milliseconds Milliseconds(double seconds) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Client>> Context::Connect() const {
+  if (absl::StrContains(server, '/') && !absl::StrContains(server, ':')) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the server is '", server,
+        "', a path; name its address, HOST:PORT or unix:PATH, with --server or LOSSD_SERVER (the program "
+        "that Python starts is LOSSD_BINARY)"));
+  }
   ClientOptions options;
   options.reconnect_timeout = Milliseconds(timeout_seconds.value_or(kReachSeconds));
   options.call_timeout = Milliseconds(timeout_seconds.value_or(kAnswerSeconds));

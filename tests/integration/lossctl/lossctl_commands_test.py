@@ -322,6 +322,11 @@ class CommandLine(LossctlTest):
         self.error_of(UNREACHABLE, "status", "--server", "127.0.0.1:1", "--timeout", "0.2")
         self.error_of(UNREACHABLE, "status", "--timeout", "0.2", LOSSD_SERVER="127.0.0.1:1")
 
+    def test_a_path_is_not_an_address(self):
+        for path in ("/usr/bin/lossd", "build/bin/lossd", "./lossd"):
+            with self.subTest(path=path):
+                self.assertIn("LOSSD_BINARY", self.error_of(INVALID, "status", LOSSD_SERVER=path))
+
     def test_a_result_that_cannot_be_printed_is_a_failure(self):
         with open("/dev/full", "w", encoding="utf-8") as full:
             result = self.lossctl("status", stdout=full)
