@@ -299,3 +299,25 @@ def test_errors_pickle_and_have_codes() -> None:
         assert type(again) is type(error) and again.message == "why" and again.code == error.code
     assert isinstance(errors.error_of(100, "lost"), lossd.WindowLostError)
     assert type(errors.error_of(77, "later")) is lossd.UnknownError
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"), [(12, "if its last rows are padding, write the first 10 rows"), (8, "a teacher needs")]
+)
+def test_a_teacher_of_another_vocabulary_is_refused_with_what_to_do(
+    client: lossd.Client, rows: int, message: str
+) -> None:
+    student = client.create_head("student", 10, 4, "float32")
+    try:
+        teacher = client.create_head("padded", rows, 4, "float32", frozen=True)
+        student.write_weights(np.zeros((10, 4), np.float32))
+        teacher.write_weights(np.zeros((rows, 4), np.float32))
+        hidden = np.ones((6, 4), np.float32)
+        taught = lossd.Distillation(teacher="padded", hidden=hidden)
+        with student.open_session() as session, pytest.raises(lossd.InvalidArgumentError, match=message) as refused:
+            session.compute(hidden, np.arange(6), distillation=taught)
+        assert "nothing of the batch is in the window" in str(refused.value)
+        assert student.info().window_tokens == 0
+    finally:
+        for name in ("padded", "student"):
+            client.delete_head(name, discard_gradient=True)

@@ -264,19 +264,22 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
   if (teacher_versions.size() == 1) result.teacher_weight_version = *teacher_versions.begin();
   result.loss = ReducedLoss(job_.batch, result);
   if (rejected == 0) return result;
+  const bool all = rejected == static_cast<int64_t>(chunks_);
+  const std::string count =
+      all ? "nothing of the batch is in the window"
+          : absl::StrCat(rejected, " of the batch's ", chunks_, " chunks ", rejected == 1 ? "was" : "were",
+                         " rejected, the others are in the window");
   std::string places;
   if (job_.window_token) {
     // No chunk took these places. They are used again: otherwise the tile would never be complete.
-    if (rejected == static_cast<int64_t>(chunks_)) {
+    if (all) {
       lanes_->link().PlaceBatch(job_.generation, job_.window_token, 0);
     } else {
       places = absl::StrCat("; the batch begins at window_token ", *job_.window_token,
                             ": send what was rejected again at its places");
     }
   }
-  return absl::Status(rejection.code(),
-                      absl::StrCat(rejection.message(), "; ", rejected, " of the batch's ", chunks_,
-                                   " chunks were rejected, the others are in the window", places));
+  return absl::Status(rejection.code(), absl::StrCat(rejection.message(), "; ", count, places));
 }
 
 }  // namespace lossd::internal

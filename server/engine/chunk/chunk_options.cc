@@ -128,9 +128,15 @@ absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head) {
 
 absl::Status ValidateTeacher(const HeadConfig& teacher, const HeadConfig& head) {
   if (teacher.vocab_size == head.vocab_size) return absl::OkStatus();
-  return Invalid(RejectReason::kShape, kTeacherField,
-                 absl::StrCat(kTeacherField, " is ", teacher.name, ", of vocab_size ", teacher.vocab_size,
-                              "; head ", head.name, " has ", head.vocab_size));
+  return Invalid(
+      RejectReason::kShape, kTeacherField,
+      absl::StrCat(kTeacherField, " is ", teacher.name, ", of vocab_size ", teacher.vocab_size, "; head ",
+                   head.name, " has ", head.vocab_size, ": ",
+                   teacher.vocab_size > head.vocab_size
+                       ? absl::StrCat("if its last rows are padding, write the first ", head.vocab_size,
+                                      " rows of its weights and bias to a head of that vocab_size, and "
+                                      "name that head")
+                       : "a teacher needs the vocabulary of the head that it teaches"));
 }
 
 absl::Status NoRoomForTeacher(const HeadConfig& head, int64_t row_bytes, int64_t workspace_bytes) {

@@ -116,7 +116,8 @@ TEST(ChunkDistillation, ATeacherOfAnotherVocabularyIsRefused) {
   const absl::Status status = ValidateContent(TwoTokens(), Student(), {}, &teacher);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(FieldOf(status), "options.distillation.teacher");
-  EXPECT_THAT(std::string(status.message()), HasSubstr("is t, of vocab_size 5; head h has 4"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("head h has 4: if its last rows are padding, write the first 4 rows"));
 }
 
 TEST(ChunkDistillation, TheLimitOfAChunkIsOfBothHiddenStates) {
