@@ -87,7 +87,7 @@ copy_out() {
 # Whoever cloned with a password in the URL does not want it in a label. With an unescaped / or @ in it nobody can tell where it ends.
 source_of_origin() {
   local url
-  url=$(git -C "$repo_root" config --get remote.origin.url || true)
+  url=$(git -C "$repo_root" config --get remote.origin.url 2>/dev/null || true)
   if [[ $url =~ ^(https?|ssh|git)://([^/@]*@)?([^@]+)$ ]]; then
     printf '%s\n' "${BASH_REMATCH[1]}://${BASH_REMATCH[3]}"
   else

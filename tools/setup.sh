@@ -13,7 +13,7 @@ Installs the distribution's packages that lossd needs and that are missing (root
   build   compiler, build tools and libraries; where there is an NVIDIA driver without a CUDA compiler, that as well
   run     the manuals that the example trains on
   test    Python with gRPC and NumPy, clang-format; what tools/tidy_env.sh starts from
-  python  Python with pip and venv, for client/python and its tests
+  python  Python with pip, venv and its headers, for client/python and its tests
   cuda    a CUDA compiler, whether or not there is an NVIDIA driver (tools/cuda_toolkit.sh; 0.7 GB to download)
   bundle  what deploy/bundle.sh needs
   image   what deploy/image_files.sh needs, which the Dockerfile runs

@@ -1,13 +1,15 @@
 #!/usr/bin/python3
-"""Lists the project's own files: what git would track, or without git everything outside build trees.
+"""Lists the project's own files: those that git would track. Without git, .gitignore says which ones.
 
 usage: tools/source_files.py [SUFFIX...]   only files whose path ends in one of the suffixes
 """
+import fnmatch
 import os
 import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+IGNORE_FILES = (".git/info/exclude", ".gitignore")
 
 
 def source_files(suffixes=(), root=ROOT):
@@ -19,12 +21,45 @@ def source_files(suffixes=(), root=ROOT):
             return _select(root, listed, suffixes)
         except (OSError, subprocess.CalledProcessError):
             pass  # no git on this machine, or not its checkout
-    listed = []
+    return _select(root, _walk(root), suffixes)
+
+
+def _walk(root):
+    patterns = _patterns(root)
     for folder, folders, names in os.walk(root):
-        relative = os.path.relpath(folder, root)
-        folders[:] = [f for f in folders if f not in (".git", "__pycache__") and not (relative == "." and f.startswith("build"))]
-        listed += [os.path.normpath(os.path.join(relative, name)) for name in names]
-    return _select(root, listed, suffixes)
+        below = os.path.relpath(folder, root)
+        folders[:] = [f for f in folders if f != ".git" and not _ignored(os.path.normpath(os.path.join(below, f)), True, patterns)]
+        for name in names:
+            path = os.path.normpath(os.path.join(below, name))
+            if path != ".git" and not _ignored(path, False, patterns):
+                yield path
+
+
+def _patterns(root):
+    """Lines of the files that name what git ignores, but for comments."""
+    lines = []
+    for name in IGNORE_FILES:
+        try:
+            with open(os.path.join(root, name), encoding="utf-8") as file:
+                lines += [line.strip() for line in file]
+        except OSError:
+            pass  # a tree without it
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _ignored(path, is_folder, patterns):
+    """As git has it for patterns without **: the last one that matches decides."""
+    verdict = False
+    for pattern in patterns:
+        wanted = pattern.removeprefix("!")
+        if wanted.endswith("/") and not is_folder:
+            continue
+        wanted = wanted.rstrip("/")
+        subject = path if "/" in wanted else os.path.basename(path)
+        wanted = wanted.removeprefix("/")
+        if subject.count("/") == wanted.count("/") and fnmatch.fnmatchcase(subject, wanted):
+            verdict = not pattern.startswith("!")
+    return verdict
 
 
 def _select(root, paths, suffixes):

@@ -78,7 +78,10 @@ def recently_changed():
     """Sources of the last commits, and those that are not committed; none where there is no history."""
 
     def lines(*arguments):
-        done = subprocess.run(["git", "-C", ROOT, *arguments], check=False, capture_output=True, text=True)
+        try:
+            done = subprocess.run(["git", "-C", ROOT, *arguments], check=False, capture_output=True, text=True)
+        except OSError:
+            return []  # no git on this machine
         return done.stdout.splitlines() if done.returncode == 0 else []
 
     uncommitted = lines("ls-files", "--modified", "--others", "--exclude-standard")

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """What deploy/image.sh writes into the label that says where an image's source is, with a podman that only tells how it was
-called.
+called, and a git that knows one remote.
 
 usage: image_source_test.py REPOSITORY
 """
@@ -17,21 +17,18 @@ from pathlib import Path
 
 REPOSITORY = Path(sys.argv.pop(1)).absolute()
 PODMAN = '#!/bin/sh\nfor word; do echo "$word"; done >>"$(dirname "$0")/called"\n'
+# Its arguments: -C REPOSITORY, then `config --get remote.origin.url` or another command. Without ORIGIN it is not installed.
+GIT = '#!/bin/sh\n[ -n "$ORIGIN" ] || exit 127\n[ "$3 $4 $5" = "config --get remote.origin.url" ] && echo "$ORIGIN"\n'
 
 
 class Source(unittest.TestCase):
     def label(self, origin: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
-            program = Path(folder, "podman")
-            program.write_text(PODMAN, encoding="utf-8")
-            program.chmod(0o755)
-            environment = {
-                **os.environ,
-                "PATH": f"{folder}:{os.environ['PATH']}",
-                "GIT_CONFIG_COUNT": "1",
-                "GIT_CONFIG_KEY_0": "remote.origin.url",
-                "GIT_CONFIG_VALUE_0": origin,
-            }
+            for name, text in (("podman", PODMAN), ("git", GIT)):
+                program = Path(folder, name)
+                program.write_text(text, encoding="utf-8")
+                program.chmod(0o755)
+            environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "ORIGIN": origin}
             command = [REPOSITORY / "deploy/image.sh", "--tool", "podman", "cpu"]
             subprocess.run(command, env=environment, capture_output=True, check=True)
             (label,) = re.findall(r"^SOURCE=(.*)$", Path(folder, "called").read_text(encoding="utf-8"), re.MULTILINE)
@@ -52,6 +49,9 @@ class Source(unittest.TestCase):
     def test_a_path_is_unknown_to_others(self) -> None:
         for path in ("/srv/lossd", "../lossd", "me@git.example.com:lossd"):
             self.assertEqual(self.label(path), "unknown")
+
+    def test_without_git_it_is_unknown(self) -> None:
+        self.assertEqual(self.label(""), "unknown")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Decision(unittest.TestCase):
         tried.unlink(missing_ok=True)
         shutil.rmtree(self.root / "build", ignore_errors=True)
         environment = {**os.environ, "CUDACXX": str(self.root / "bin" / "nvcc")}
-        command = ["cmake", "-S", self.root, "-B", self.root / "build", *options]
+        command = ["cmake", "-G", "Ninja", "-S", self.root, "-B", self.root / "build", *options]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         status = re.search(r"^-- CUDA: (.*)$", done.stdout, re.MULTILINE)
         return status.group(1) if status else done.stderr, tried.exists()

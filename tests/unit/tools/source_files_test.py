@@ -1,0 +1,53 @@
+#!/usr/bin/python3
+"""Which files the checks look at, with git and on a machine without it."""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tools"))
+from source_files import source_files  # noqa: E402
+
+IGNORED = ["build/a.cc", "build-asan/a.cc", "client/python/.mypy_cache/3.10/a.data.json", "tools/__pycache__/a.py",
+           "a/.ruff_cache/a.json", ".pytest_cache/a.md", "a.pyc", "a/b.pyc", "notes/a.md", "a/only_here.md"]
+OWN = [".gitignore", "a/build/a.cc", "a/builder.cc", "a/kept.pyc", "deep/a/only_here.md", "tools/a.py"]
+RULES = (ROOT / ".gitignore").read_text(encoding="utf-8") + "\n# A comment.\n/a/only_here.md\n!kept.pyc\n"
+
+
+class SourceFiles(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.root = pathlib.Path(scratch.name)
+        for name in IGNORED + OWN:
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).touch()
+        (self.root / ".gitignore").write_text(RULES, encoding="utf-8")
+
+    def exclude(self):
+        (self.root / ".git/info").mkdir(parents=True, exist_ok=True)
+        (self.root / ".git/info/exclude").write_text("/notes/\n", encoding="utf-8")
+
+    @unittest.skipUnless(shutil.which("git"), "no git on this machine")
+    def test_with_git(self):
+        subprocess.run(["git", "init", "-q", self.root], check=True)
+        self.exclude()
+        self.assertEqual(source_files(root=self.root), OWN)
+
+    def test_a_clone_without_git(self):
+        self.exclude()
+        with mock.patch.dict(os.environ, PATH=""):
+            self.assertEqual(source_files(root=self.root), OWN)
+
+    def test_an_unpacked_archive(self):
+        self.assertEqual(source_files(root=self.root), sorted([*OWN, "notes/a.md"]))
+        self.assertEqual(source_files((".py",), self.root), ["tools/a.py"])
+
+
+if __name__ == "__main__":
+    unittest.main()
