@@ -198,8 +198,8 @@ suite_python() {
   local venv=$repo_root/build/venv without=()
   await_environment python_env || return 0
   needs_build || return 0
-  check "$log_dir/check-ruff.log" "Style of the Python package" "$venv/bin/ruff" check client/python
-  check "$log_dir/check-ruff-format.log" "Layout of the Python package" "$venv/bin/ruff" format --check client/python
+  check "$log_dir/check-ruff.log" "Style of the Python package" "$venv/bin/ruff" check client/python bench
+  check "$log_dir/check-ruff-format.log" "Layout of the Python package" "$venv/bin/ruff" format --check client/python bench
   check "$log_dir/check-mypy.log" "Types of the Python package" env -C client/python "$venv/bin/mypy"
   if ! nvidia-smi -L >/dev/null 2>&1; then without=(--ignore-glob='*/test_cuda*.py'); fi
   run_pytest python -n 2 "${without[@]}"

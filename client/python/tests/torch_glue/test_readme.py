@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 import lossd
 
-README = Path(__file__).resolve().parents[4] / "README.md"
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "bench"))
+
+from readme_lines import connecting, readme_lines  # noqa: E402
 
 BEFORE = """
 import copy
@@ -36,28 +37,18 @@ print("trained")
 """
 
 
-def lines() -> list[str]:
-    """Those of the first block that trains."""
-    text = README.read_text().split("## Your own model", 1)[1].split("In C++:", 1)[0]
-    block = [line for line in text.split("\n") if line.startswith("    ")]
-    return textwrap.dedent("\n".join(block[block.index("    import lossd") :])).split("\n")
-
-
 def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
 
 
 def test_three_lines_with_a_server_of_their_own() -> None:
-    done = run(BEFORE + "\n".join(lines()) + AFTER)
+    done = run(BEFORE + "\n".join(readme_lines()) + AFTER)
     assert done.stdout == "trained\n", done.stderr
 
 
 def test_three_lines_with_a_server_that_runs(server: lossd.Server, capsys: pytest.CaptureFixture) -> None:
-    script = lines()
-    (at,) = [i for i, line in enumerate(script) if "lossd.launch()" in line]
-    instead = script[at].split("# or ")[1]
-    assert instead.startswith("lossd.connect(")
-    script[at] = f"client = lossd.connect({server.target!r})"
+    script = connecting(readme_lines(), server.target)
+    assert f"client = lossd.connect({server.target!r})" in script
     exec(BEFORE + "\n".join(script) + AFTER, {})
     assert capsys.readouterr().out == "trained\n"
     with server.client() as client:
