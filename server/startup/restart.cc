@@ -1,5 +1,6 @@
 #include "server/startup/restart.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@ absl::StatusOr<Restart> Restart::Open(const std::string& folder, Restore restore
   if (folder.empty()) return restart;
   absl::StatusOr<std::unique_ptr<engine::CheckpointStore>> store = engine::CheckpointStore::Open(folder);
   if (!store.ok()) return store.status();
+  for (const std::string& warning : (*store)->warnings()) Log(LogLevel::kWarning, warning);
   restart.store_ = *std::move(store);
   restart.restore_ = restore;
   absl::StatusOr<std::optional<engine::DrainRecord>> drain = restart.store_->ReadDrain();

@@ -5,6 +5,7 @@
 //   heads/HEAD/.drain/             the last drain's, beside those with tags
 //   heads/HEAD/.restores           the numbers that the last restore gave, which none gives again
 //   heads/HEAD/.deleted            no start brings the head back
+//   .lock                          held by the server that uses the folder
 //   drain.json                     there only between a drain and the start that goes on from it
 //
 // A checkpoint is written to a folder beside, synced and then renamed; what a crash leaves behind is removed
@@ -50,6 +51,9 @@ class CheckpointStore {
   // Makes the folder if it is not there, and tidies up behind a crash.
   static absl::StatusOr<std::unique_ptr<CheckpointStore>> Open(const std::string& folder,
                                                                DurableFiles::Fault fault = nullptr);
+
+  // As DurableFiles::warnings.
+  const std::vector<std::string>& warnings() const { return files_.warnings(); }
 
   // The tag, which may be taken, gets its checkpoint with Commit.
   absl::StatusOr<std::unique_ptr<CheckpointWriter>> Begin(const std::string& head, const std::string& tag);

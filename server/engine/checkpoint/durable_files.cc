@@ -25,6 +25,7 @@ namespace {
 constexpr mode_t kFolderMode = 0700;
 constexpr mode_t kFileMode = 0600;
 constexpr char kTemporaryEnd[] = ".new";
+constexpr char kLockFile[] = ".lock";
 constexpr int64_t kBlock = 512;  // bytes that stat counts blocks in, whatever the file system's are
 
 absl::StatusCode CodeOf(int error) {
@@ -57,6 +58,24 @@ absl::Status Failed(absl::string_view what, const std::string& path, int error) 
       absl::StrCat("cannot ", what, " '", path, "' of --checkpoint_dir: ", strerror(error), advice));
 }
 
+// Whether fsync says that the file system cannot sync folders. A folder that it could not sync is another
+// error.
+bool CannotSyncFolders(int error) {
+  constexpr int kNotSupported = 524;  // ENOTSUPP, which some file systems let out of the kernel
+  constexpr auto kErrors =
+      std::to_array({EINVAL, EBADF, ENOSYS, EOPNOTSUPP, kNotSupported, EISDIR, EACCES, EPERM});
+  return std::ranges::find(kErrors, error) != kErrors.end();
+}
+
+// Calls again what a signal has interrupted; returns 0 or the error.
+template <typename Call>
+int ErrorOf(Call call) {
+  while (call() != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
 absl::StatusOr<FileIdentity> IdentityOf(int file, const std::string& path) {
   struct stat status {};
   if (fstat(file, &status) != 0) return Failed("look at", path, errno);
@@ -67,23 +86,51 @@ absl::StatusOr<FileIdentity> IdentityOf(int file, const std::string& path) {
 }  // namespace
 
 absl::StatusOr<DurableFiles> DurableFiles::Open(const std::string& folder, Fault fault) {
-  const auto refuse = [&folder](absl::string_view what) {
+  const auto refuse = [&folder](absl::string_view what, int error) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "checkpoint_dir",
-                     absl::StrCat("--checkpoint_dir '", folder, "' ", what, ": ", strerror(errno)));
+                     absl::StrCat("--checkpoint_dir '", folder, "' ", what, ": ", strerror(error)));
   };
   const bool made = mkdir(folder.c_str(), kFolderMode) == 0;
-  if (!made && errno != EEXIST) return refuse("cannot be made");
+  if (!made && errno != EEXIST) return refuse("cannot be made", errno);
   FileDescriptor opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (opened.number() < 0) return refuse("cannot be used");
+  if (opened.number() < 0) return refuse("cannot be used", errno);
   if (faccessat(opened.number(), ".", R_OK | W_OK | X_OK, AT_EACCESS) != 0) {
-    return refuse("cannot be written to");
+    return refuse("cannot be written to", errno);
   }
-  if (made) {
-    const FileDescriptor parent(openat(opened.number(), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (parent.number() < 0 || fsync(parent.number()) != 0) return refuse("cannot be kept in its folder");
+  DurableFiles files(folder, std::move(opened), std::move(fault));
+  if (files.Lock() == EWOULDBLOCK) return refuse("is in use, perhaps by another lossd", EWOULDBLOCK);
+  int error = files.SyncError(files.held_, "");
+  if (made && (error == 0 || CannotSyncFolders(error))) {
+    const FileDescriptor parent(openat(files.held_.number(), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (parent.number() < 0) return refuse("cannot be kept in its folder", errno);
+    if (const int of_parent = files.SyncError(parent, ".."); of_parent != 0) error = of_parent;
   }
-  if (flock(opened.number(), LOCK_EX | LOCK_NB) != 0) return refuse("is in use, perhaps by another lossd");
-  return DurableFiles(folder, std::move(opened), std::move(fault));
+  if (error != 0 && !CannotSyncFolders(error)) return refuse("cannot be synced to the disk", error);
+  if (error != 0) {
+    files.warnings_.push_back(
+        absl::StrCat("--checkpoint_dir is on a file system that does not sync folders (", strerror(error),
+                     "): checkpoints of the last moments before a power failure may be missing afterwards"));
+  }
+  return files;
+}
+
+int DurableFiles::Lock() {
+  const auto lock = [this](const FileDescriptor& file) {
+    if (const int error = fault_ ? fault_("lock", kLockFile) : 0; error != 0) return error;
+    return ErrorOf([&file] { return flock(file.number(), LOCK_EX | LOCK_NB); });
+  };
+  // Earlier versions lock the folder alone.
+  if (lock(held_) == EWOULDBLOCK) return EWOULDBLOCK;
+  // Across hosts a file system locks only files, and only those that are open for writing.
+  lock_ =
+      FileDescriptor(openat(held_.number(), kLockFile, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kFileMode));
+  const int error = lock_.number() < 0 ? errno : lock(lock_);
+  if (error != 0 && error != EWOULDBLOCK) {
+    warnings_.push_back(
+        absl::StrCat("--checkpoint_dir cannot be locked (", strerror(error),
+                     "): see that no other lossd uses this folder, or they remove each other's checkpoints"));
+  }
+  return error;
 }
 
 absl::Status DurableFiles::Begin(absl::string_view step, const std::string& path) const {
@@ -118,7 +165,7 @@ absl::Status DurableFiles::MakeFolder(const std::string& path) const {
     return Failed("make", path, errno);
   }
   // Also of one that is there: whoever made it may not have come so far.
-  return Sync(place->folder, path);
+  return SyncFolder(place->folder, path);
 }
 
 absl::StatusOr<FileDescriptor> DurableFiles::Create(const std::string& path) const {
@@ -144,13 +191,23 @@ absl::Status DurableFiles::Write(const FileDescriptor& file, const std::string& 
 }
 
 absl::Status DurableFiles::Sync(const FileDescriptor& file, const std::string& path) const {
-  if (absl::Status begun = Begin("sync", path); !begun.ok()) return begun;
-  return fsync(file.number()) == 0 ? absl::OkStatus() : Failed("sync", path, errno);
+  const int error = SyncError(file, path);
+  return error == 0 ? absl::OkStatus() : Failed("sync", path, error);
+}
+
+int DurableFiles::SyncError(const FileDescriptor& file, const std::string& path) const {
+  if (const int error = fault_ ? fault_("sync", path) : 0; error != 0) return error;
+  return ErrorOf([&file] { return fsync(file.number()); });
+}
+
+absl::Status DurableFiles::SyncFolder(const FileDescriptor& folder, const std::string& path) const {
+  const int error = SyncError(folder, path);
+  return error == 0 || CannotSyncFolders(error) ? absl::OkStatus() : Failed("sync", path, error);
 }
 
 absl::Status DurableFiles::SyncFolder(const std::string& path) const {
   absl::StatusOr<FileDescriptor> folder = OpenFolder(path);
-  return folder.ok() ? Sync(*folder, path) : folder.status();
+  return folder.ok() ? SyncFolder(*folder, path) : folder.status();
 }
 
 absl::StatusOr<FileIdentity> DurableFiles::Identify(const FileDescriptor& file,
@@ -187,12 +244,12 @@ absl::Status DurableFiles::Replace(const std::string& from, const std::string& t
   const int folder = place->folder.number();
   if (absl::Status begun = Begin("rename", to); !begun.ok()) return begun;
   if (renameat2(folder, from_name.c_str(), folder, place->name.c_str(), RENAME_NOREPLACE) == 0) {
-    return Sync(place->folder, to);
+    return SyncFolder(place->folder, to);
   }
   if (errno != EEXIST && errno != EINVAL) return Failed("rename", to, errno);
   if (errno == EEXIST &&
       renameat2(folder, from_name.c_str(), folder, place->name.c_str(), RENAME_EXCHANGE) == 0) {
-    if (absl::Status synced = Sync(place->folder, to); !synced.ok()) return synced;
+    if (absl::Status synced = SyncFolder(place->folder, to); !synced.ok()) return synced;
     // What had the name. The new one is there either way, so that it is no error if this fails.
     Remove(from).IgnoreError();
     return absl::OkStatus();
@@ -209,7 +266,7 @@ absl::Status DurableFiles::Replace(const std::string& from, const std::string& t
     renameat(folder, old_name.c_str(), folder, place->name.c_str());
     return Failed("rename", to, error);
   }
-  if (absl::Status synced = Sync(place->folder, to); !synced.ok()) return synced;
+  if (absl::Status synced = SyncFolder(place->folder, to); !synced.ok()) return synced;
   Remove(old).IgnoreError();  // as above
   return absl::OkStatus();
 }
@@ -277,7 +334,7 @@ absl::Status DurableFiles::Rename(const std::string& from, const std::string& to
                target->name.c_str()) != 0) {
     return Failed("rename", to, errno);
   }
-  return Sync(target->folder, to);
+  return SyncFolder(target->folder, to);
 }
 
 absl::Status DurableFiles::Remove(const std::string& path) const {

@@ -45,16 +45,18 @@ struct DiskSpace {
   int64_t free = 0;
 };
 
-// Thread-safe: it has no state but the folder. Move-only.
+// Thread-safe: it has no state but the folder. Move-only. A file system that cannot sync folders is no error.
 class DurableFiles {
  public:
   // For tests: called before every step that changes the disk, with what it is ("create", "write", "sync",
-  // "link", "make", "rename", "remove"); a number other than 0 is the error that the step fails with.
+  // "link", "lock", "make", "rename", "remove"); a number other than 0 is the error that the step fails with.
   using Fault = std::function<int(absl::string_view step, const std::string& path)>;
 
   // Makes the folder, mode 0700, if it is not there, and locks it until this object is destroyed.
-  // FAILED_PRECONDITION if it cannot be made or written to, or another process has it.
+  // FAILED_PRECONDITION if it cannot be made, written to or synced, or another process has it.
   static absl::StatusOr<DurableFiles> Open(const std::string& folder, Fault fault = nullptr);
+  // What the file system of the folder lacks: locks, or the syncing of folders. For the log, one line each.
+  const std::vector<std::string>& warnings() const { return warnings_; }
 
   // A folder that is there already is no error.
   absl::Status MakeFolder(const std::string& path) const;
@@ -115,11 +117,18 @@ class DurableFiles {
   };
   absl::StatusOr<Place> Find(const std::string& path) const;
   absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path) const;
+  // Returns 0, EWOULDBLOCK if another process has the folder, or the error of a warning that it adds.
+  int Lock();
+  // 0 or an error.
+  int SyncError(const FileDescriptor& file, const std::string& path) const;
+  absl::Status SyncFolder(const FileDescriptor& folder, const std::string& path) const;
   // Ok unless a test says otherwise.
   absl::Status Begin(absl::string_view step, const std::string& path) const;
 
   std::string root_;
-  FileDescriptor held_;  // the folder, locked
+  FileDescriptor held_;  // the folder
+  FileDescriptor lock_;  // a file in it
+  std::vector<std::string> warnings_;
   Fault fault_;
 };
 

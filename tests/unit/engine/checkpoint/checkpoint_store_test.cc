@@ -23,6 +23,7 @@
 namespace lossd::engine::checkpoint_store_test {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 namespace fs = std::filesystem;
@@ -59,6 +60,46 @@ TEST_F(CheckpointStoreTest, TheFolderIsTheServersAlone) {
             absl::StatusCode::kFailedPrecondition);
   CheckpointFolder::Write(folder_ / "file", "");
   EXPECT_EQ(CheckpointStore::Open(folder_ / "file").status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// What file systems of a network lack is said once, at the start; a disk that fails refuses it.
+TEST_F(CheckpointStoreTest, FileSystemsWithoutLocksOrSyncedFoldersAreUsedWithAWarning) {
+  struct Case {
+    absl::string_view step;
+    std::vector<int> errors;
+    absl::string_view warned;   // empty: refused
+    absl::string_view refused;  // empty: opened
+  };
+  const Case cases[] = {
+      {"sync", {EINVAL, EBADF, ENOSYS, EOPNOTSUPP, 524}, "does not sync folders", ""},
+      {"sync", {EIO, ENOSPC, EDQUOT, EROFS}, "", "cannot be synced to the disk"},
+      {"lock", {EBADF, ENOLCK, ENOSYS, EOPNOTSUPP, 524, EIO}, "see that no other lossd uses this folder", ""},
+      {"lock", {EWOULDBLOCK}, "", "is in use, perhaps by another lossd"},
+  };
+  int folders = 0;
+  for (const Case& one : cases) {
+    for (const int error : one.errors) {
+      SCOPED_TRACE(absl::StrCat(one.step, " ", error));
+      const std::string path = folder_ / absl::StrCat("of", ++folders);
+      for (const char* folder : {"made", "there already"}) {
+        SCOPED_TRACE(folder);
+        const auto fails = [&](absl::string_view step, const std::string& of) {
+          const bool is_folder = fs::is_directory(of.empty() ? path : path + "/" + of);
+          return step == one.step && (step == "lock" || is_folder) ? error : 0;
+        };
+        const auto opened = CheckpointStore::Open(path, fails);
+        if (!one.refused.empty()) {
+          EXPECT_EQ(opened.status().code(), absl::StatusCode::kFailedPrecondition);
+          EXPECT_THAT(std::string(opened.status().message()), HasSubstr(std::string(one.refused)));
+          continue;
+        }
+        ASSERT_TRUE(opened.ok()) << opened.status();
+        EXPECT_THAT((*opened)->warnings(), ElementsAre(HasSubstr(std::string(one.warned))));
+        EXPECT_EQ((*opened)->Begin("h", "a").status(), absl::OkStatus());
+      }
+    }
+  }
+  EXPECT_THAT(store_->warnings(), IsEmpty());
 }
 
 TEST_F(CheckpointStoreTest, TagsAndHeadsThatAreNoNamesAreRefused) {
