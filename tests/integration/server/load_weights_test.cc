@@ -296,6 +296,17 @@ TEST_F(LoadWeightsTest, ABiasThatIsNotFiniteIsRefused) {
   EXPECT_TRUE(BeginWrite("head", "free").ok());
 }
 
+TEST_F(LoadWeightsTest, AWeightThatTheHeadCannotHoldIsRefused) {
+  std::vector<float> weights = RandomFloats(kVocab * kHidden, 2);
+  weights[60 * kHidden + 3] = 70000;
+  WriteFile("m", {Floats(kWeight, {kVocab, kHidden}, weights)});
+  Create("head", kVocab, kHidden, v1::DATA_TYPE_FLOAT16);
+  const auto loaded = Load("head", "m");
+  EXPECT_EQ(loaded.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(loaded.status.error_message(), testing::HasSubstr("weights[60, 3] is 70000"));
+  EXPECT_TRUE(BeginWrite("head", "free").ok());
+}
+
 TEST_F(LoadWeightsTest, AServerWithoutAFolderLoadsNothing) {
   Start({});
   Create("head");

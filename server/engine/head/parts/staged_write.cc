@@ -17,7 +17,7 @@ StagedWrite::StagedWrite(std::string id, std::string key, HeadConfig config, Wei
       present_(static_cast<size_t>(config_.vocab_size), false),
       missing_(config_.vocab_size) {}
 
-absl::Status StagedWrite::CheckBias(int64_t rows, absl::string_view bias) const {
+absl::Status StagedWrite::CheckBias(int64_t first_row, int64_t rows, absl::string_view bias) const {
   const int64_t bytes = config_.bias ? rows * static_cast<int64_t>(sizeof(float)) : 0;
   if (static_cast<int64_t>(bias.size()) != bytes) {
     const std::string wanted =
@@ -29,8 +29,9 @@ absl::Status StagedWrite::CheckBias(int64_t rows, absl::string_view bias) const 
     float value = 0;
     std::memcpy(&value, bias.data() + i * sizeof(float), sizeof(float));
     if (std::isfinite(value)) continue;
-    return Invalid(RejectReason::kNonFinite, "bias",
-                   absl::StrCat("bias[", i, "] is ", value, "; it must be finite"));
+    return Invalid(
+        RejectReason::kNonFinite, "bias",
+        absl::StrCat("bias[", first_row + static_cast<int64_t>(i), "] is ", value, "; it must be finite"));
   }
   return absl::OkStatus();
 }
@@ -53,21 +54,53 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
                    absl::StrCat("weights holds ", data.size(), " bytes; [", rows, ", ", config_.hidden_size,
                                 "] of ", kernels::Name(type), " are ", bytes));
   }
-  if (absl::Status status = CheckBias(rows, bias); !status.ok()) return status;
+  if (absl::Status status = CheckBias(first_row, rows, bias); !status.ok()) return status;
   const MutexLock lock(mutex_);
   if (absl::Status there = CheckThereLocked(); !there.ok()) return there;
-  const int64_t row_bytes = config_.hidden_size * kernels::SizeOf(config_.master_type());
-  kernels::Convert(type, data.data(), config_.master_type(), buffers_.weights.data() + first_row * row_bytes,
-                   rows * config_.hidden_size);
+  const int64_t source_bytes = config_.hidden_size * kernels::SizeOf(type);
+  for (int64_t row = first_row; row < first_row + rows; ++row) {
+    const absl::Status copied = CopyRowLocked(row, type, data.data() + (row - first_row) * source_bytes);
+    // A row that is refused is missing, even if an earlier call had brought it.
+    MarkLocked(row, copied.ok());
+    if (!copied.ok()) return copied;
+  }
   if (!bias.empty()) {
     std::memcpy(buffers_.bias.data() + first_row * static_cast<int64_t>(sizeof(float)), bias.data(),
                 bias.size());
   }
-  for (int64_t row = first_row; row < first_row + rows; ++row) {
-    if (!present_[static_cast<size_t>(row)]) --missing_;
-    present_[static_cast<size_t>(row)] = true;
-  }
   return absl::OkStatus();
+}
+
+absl::Status StagedWrite::CopyRowLocked(int64_t row, kernels::DataType type, const char* from) {
+  const kernels::DataType kept = config_.master_type();
+  const kernels::DataType used = config_.weight_type;
+  const int64_t columns = config_.hidden_size;
+  std::byte* to = buffers_.weights.data() + row * columns * kernels::SizeOf(kept);
+  kernels::Convert(type, from, kept, to, columns);
+  // A value that is too large for the head's type is infinite in it.
+  const std::byte* checked = to;
+  if (used != kept) {
+    narrow_.resize(static_cast<size_t>(columns * kernels::SizeOf(used)));
+    kernels::Convert(kept, to, used, narrow_.data(), columns);
+    checked = narrow_.data();
+  }
+  if (kernels::CountNonFinite(used, checked, columns) == 0) return absl::OkStatus();
+  int64_t column = 0;
+  while (kernels::CountNonFinite(used, checked + column * kernels::SizeOf(used), 1) == 0) ++column;
+  float value = 0;
+  kernels::Convert(type, from + column * kernels::SizeOf(type), kernels::DataType::kFloat32, &value, 1);
+  const bool overflows = std::isfinite(value) || (std::isinf(value) && type == kernels::DataType::kFloat16);
+  return Invalid(
+      RejectReason::kNonFinite, "weights",
+      absl::StrCat("weights[", row, ", ", column, "] is ", value, "; it must be finite in ",
+                   kernels::Name(used),
+                   overflows ? ": give the head a type with a larger range, bfloat16 or float32" : ""));
+}
+
+void StagedWrite::MarkLocked(int64_t row, bool is_there) {
+  auto&& mark = present_[static_cast<size_t>(row)];
+  missing_ += static_cast<int64_t>(mark) - static_cast<int64_t>(is_there);
+  mark = is_there;
 }
 
 absl::Status StagedWrite::CheckThereLocked() const {

@@ -3,6 +3,7 @@
 #ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_STAGED_WRITE_H_
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_STAGED_WRITE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -28,7 +29,8 @@ class StagedWrite {
 
   // Converts rows [first_row, first_row + rows) of `type` to the head's dtype. Rows written before are
   // overwritten. `bias`: fp32 [rows], all finite, if the head has one, otherwise empty. INVALID_ARGUMENT, and
-  // nothing is written, for a range, a length or a bias that does not fit; FAILED_PRECONDITION once the write
+  // nothing is written, for a range, a length or a bias that does not fit. INVALID_ARGUMENT for weights that
+  // are not finite in HeadConfig::weight_type: their row is missing then. FAILED_PRECONDITION once the write
   // was taken.
   absl::Status Write(int64_t first_row, int64_t rows, kernels::DataType type, absl::string_view data,
                      absl::string_view bias = {});
@@ -50,8 +52,11 @@ class StagedWrite {
   WeightBuffers Take();
 
  private:
-  absl::Status CheckBias(int64_t rows, absl::string_view bias) const;
+  absl::Status CheckBias(int64_t first_row, int64_t rows, absl::string_view bias) const;
   absl::Status CheckThereLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CopyRowLocked(int64_t row, kernels::DataType type, const char* from)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MarkLocked(int64_t row, bool is_there) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string id_;
   const std::string key_;
@@ -60,6 +65,7 @@ class StagedWrite {
   mutable Mutex mutex_;
   WeightBuffers buffers_ ABSL_GUARDED_BY(mutex_);
   bool taken_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::byte> narrow_ ABSL_GUARDED_BY(mutex_);  // a row in the type of the weights
   std::vector<bool> present_ ABSL_GUARDED_BY(mutex_);
   int64_t missing_ ABSL_GUARDED_BY(mutex_);
 };

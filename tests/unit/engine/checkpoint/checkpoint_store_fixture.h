@@ -82,6 +82,7 @@ class CheckpointStoreTest : public ::testing::Test {
     });
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
+    steps_ = 0;
   }
   // The weights are `fill` everywhere.
   absl::StatusOr<CheckpointInfo> Save(const std::string& tag, uint64_t generation, char fill,

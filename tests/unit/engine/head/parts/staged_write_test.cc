@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_cat.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/memory/host_buffer.h"
 
@@ -157,8 +159,8 @@ TEST(StagedWrite, ABiasThatDoesNotFitRefusesItsRowsToo) {
   StagedWrite write = Begin(WithBias());
   for (const Case& bad : {Case{{}, "bias holds 0 bytes; 2 fp32 values are 8"},
                           Case{{1, 2, 3}, "bias holds 12 bytes; 2 fp32 values are 8"},
-                          Case{{1, NAN}, "bias[1] is nan"}, Case{{-HUGE_VALF, 1}, "bias[0] is -inf"}}) {
-    const absl::Status status = write.Write(0, 2, DataType::kFloat32, Rows(2, 1), Bytes(bad.bias));
+                          Case{{1, NAN}, "bias[2] is nan"}, Case{{-HUGE_VALF, 1}, "bias[1] is -inf"}}) {
+    const absl::Status status = write.Write(1, 2, DataType::kFloat32, Rows(2, 1), Bytes(bad.bias));
     EXPECT_TRUE(absl::IsInvalidArgument(status));
     EXPECT_EQ(FieldOf(status), "bias");
     EXPECT_THAT(status.message(), HasSubstr(bad.message));
@@ -183,11 +185,11 @@ TEST(StagedWrite, WeightsAreRoundedToTheTypeOfTheHead) {
   const float low = 1.00390625f;
   const float high = 1.01171875f;
   ASSERT_TRUE(write.Write(0, 1, DataType::kFloat32, Bytes<float>({low, high})).ok());
-  ASSERT_TRUE(write.Write(1, 1, DataType::kBFloat16, Bytes<uint16_t>({0x3f81, 0xff80})).ok());
+  ASSERT_TRUE(write.Write(1, 1, DataType::kBFloat16, Bytes<uint16_t>({0x3f81, 0xff7f})).ok());
   // 1.5 and 65504 in float16: the second is 65536 in bfloat16.
   ASSERT_TRUE(write.Write(2, 1, DataType::kFloat16, Bytes<uint16_t>({0x3e00, 0x7bff})).ok());
   EXPECT_THAT(Values<uint16_t>(write.Take().weights),
-              ElementsAre(0x3f80, 0x3f82, 0x3f81, 0xff80, 0x3fc0, 0x4780, 0, 0));
+              ElementsAre(0x3f80, 0x3f82, 0x3f81, 0xff7f, 0x3fc0, 0x4780, 0, 0));
 }
 
 TEST(StagedWrite, WeightsOfAHeadWithAMasterStayInItsType) {
@@ -200,6 +202,43 @@ TEST(StagedWrite, WeightsOfAHeadWithAMasterStayInItsType) {
   EXPECT_THAT(Values<float>(write.Take().weights),
               ElementsAre(1.00390625f, 1.00390625f, 1.00390625f, 1.00390625f, 1.00390625f, 1.00390625f,
                           from_bfloat, 2));
+}
+
+TEST(StagedWrite, WeightsThatAreNotFiniteInTheTypeOfTheHeadAreRefused) {
+  struct Case {
+    DataType head;
+    DataType type;
+    std::string row;
+    std::string message;
+  };
+  const auto floats = [](float first, float second) { return Bytes<float>({first, second}); };
+  const auto halves = [](uint16_t first, uint16_t second) { return Bytes<uint16_t>({first, second}); };
+  const Case cases[] = {
+      {DataType::kFloat32, DataType::kFloat32, floats(1, NAN), "weights[2, 1] is nan"},
+      {DataType::kFloat32, DataType::kFloat32, floats(-HUGE_VALF, 1), "weights[2, 0] is -inf"},
+      {DataType::kFloat32, DataType::kBFloat16, halves(0x3f80, 0x7f80), "weights[2, 1] is inf"},
+      {DataType::kBFloat16, DataType::kFloat16, halves(0x7e00, 0), "weights[2, 0] is nan"},
+      {DataType::kBFloat16, DataType::kFloat32, floats(1, std::numeric_limits<float>::max()),
+       "weights[2, 1] is 3.40282e+38; it must be finite in bfloat16"},
+      {DataType::kFloat16, DataType::kFloat32, floats(65520, 1),
+       "weights[2, 0] is 65520; it must be finite in float16: give the head"},
+      {DataType::kFloat16, DataType::kFloat16, halves(0x3c00, 0xfc00),
+       "weights[2, 1] is -inf; it must be finite in float16: give the head"},
+  };
+  for (const Case& bad : cases) {
+    for (const bool master : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(bad.message, master));
+      HeadConfig config = Config(bad.head);
+      config.master_weights = master && bad.head != DataType::kFloat32;
+      StagedWrite write = Begin(config);
+      ASSERT_TRUE(write.Write(1, 2, DataType::kFloat32, Rows(2, 65504)).ok());
+      const absl::Status status = write.Write(2, 1, bad.type, bad.row);
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_EQ(FieldOf(status), "weights");
+      EXPECT_THAT(status.message(), HasSubstr(bad.message));
+      EXPECT_EQ(write.rows(), 1) << "a commit must not publish the row";
+    }
+  }
 }
 
 TEST(StagedWrite, OnceItIsTakenItTakesNoRows) {
