@@ -26,6 +26,12 @@ constexpr DtypeBits kDtypes[] = {
     {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},    {"I64", 64}, {"U64", 64},
 };
 
+const DtypeBits* FindDtype(absl::string_view name) {
+  const auto* found = std::find_if(std::begin(kDtypes), std::end(kDtypes),
+                                   [&](const DtypeBits& candidate) { return candidate.name == name; });
+  return found == std::end(kDtypes) ? nullptr : found;
+}
+
 // Receives the parser's events, so that a malformed header is refused at its first wrong token, and repeated
 // keys, which a document tree would merge, are seen.
 class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
@@ -33,15 +39,16 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   SafetensorsHeader TakeHeader() { return std::move(header_); }
   const std::string& error() const { return error_; }
 
-  bool null() override { return Unexpected("null"); }
-  bool boolean(bool) override { return Unexpected("a boolean"); }
-  bool number_integer(number_integer_t) override { return Unexpected("a negative number"); }
+  bool null() override { return Skips() || Unexpected("null"); }
+  bool boolean(bool) override { return Skips() || Unexpected("a boolean"); }
+  bool number_integer(number_integer_t) override { return Skips() || Unexpected("a negative number"); }
   bool number_float(number_float_t, const string_t& text) override {
-    return Unexpected(absl::StrCat("the number ", text.substr(0, 40)));
+    return Skips() || Unexpected(absl::StrCat("the number ", text.substr(0, 40)));
   }
   bool binary(binary_t&) override { return Unexpected("binary data"); }
 
   bool number_unsigned(number_unsigned_t value) override {
+    if (Skips()) return true;
     if (value > static_cast<number_unsigned_t>(std::numeric_limits<int64_t>::max())) {
       return Unexpected(absl::StrCat("the number ", value));
     }
@@ -65,10 +72,11 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
       tensor_.dtype = value;
       return true;
     }
-    return Unexpected("a string");
+    return Skips() || Unexpected("a string");
   }
 
   bool start_object(size_t) override {
+    if (Skips()) return Enter();
     switch (place_) {
       case Place::kStart:
         place_ = Place::kTop;
@@ -85,16 +93,16 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool key(string_t& value) override {
+    if (skipped_depth_ > 0) return true;
     key_ = value;
-    if (place_ == Place::kTensor && value != "dtype" && value != "shape" && value != "data_offsets") {
-      return Fail(absl::StrCat("tensor '", tensor_.name, "' has the unknown key '", value, "'"));
-    }
+    if (Skips()) return true;
     std::set<std::string>& seen = place_ == Place::kTop ? names_ : keys_;
     if (!seen.insert(value).second) return Fail(absl::StrCat("the key '", value, "' occurs twice"));
     return true;
   }
 
   bool end_object() override {
+    if (skipped_depth_ > 0) return Leave();
     if (place_ == Place::kTop) {
       place_ = Place::kEnd;
       return true;
@@ -122,10 +130,11 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
       place_ = Place::kOffsets;
       return true;
     }
-    return Unexpected("an array");
+    return Skips() ? Enter() : Unexpected("an array");
   }
 
   bool end_array() override {
+    if (skipped_depth_ > 0) return Leave();
     if (place_ == Place::kOffsets && offsets_.size() != 2) {
       return Fail(absl::StrCat("data_offsets of tensor '", tensor_.name, "' has ", offsets_.size(),
                                " elements, not 2"));
@@ -141,6 +150,19 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
  private:
   enum class Place { kStart, kTop, kMetadata, kTensor, kShape, kOffsets, kEnd };
 
+  // Whether a value that begins now, or the one around it, is of a key that this version does not know.
+  bool Skips() const {
+    return skipped_depth_ > 0 ||
+           (place_ == Place::kTensor && key_ != "dtype" && key_ != "shape" && key_ != "data_offsets");
+  }
+  bool Enter() {
+    ++skipped_depth_;
+    return true;
+  }
+  bool Leave() {
+    --skipped_depth_;
+    return true;
+  }
   bool Fail(std::string error) {
     error_ = std::move(error);
     return false;
@@ -155,6 +177,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   std::string error_;
   Place place_ = Place::kStart;
   std::string key_;
+  size_t skipped_depth_ = 0;     // objects and arrays around what comes next, in a value that is skipped
   std::set<std::string> names_;  // keys of the top object
   std::set<std::string> keys_;   // keys of the object inside it
   SafetensorsEntry tensor_;
@@ -165,7 +188,10 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
 absl::Status CheckCoverage(const std::vector<SafetensorsEntry>& tensors, int64_t data_bytes) {
   int64_t expected = 0;
   for (const SafetensorsEntry& tensor : tensors) {
-    auto bytes = SafetensorsBytes(tensor.dtype, tensor.shape);
+    // The format gains dtypes. Only the place of a tensor of a new one can be checked.
+    const bool known = FindDtype(tensor.dtype) != nullptr;
+    const auto bytes = known ? SafetensorsBytes(tensor.dtype, tensor.shape)
+                             : absl::StatusOr<int64_t>(tensor.end - tensor.begin);
     if (!bytes.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensor '", tensor.name, "': ", bytes.status().message()));
@@ -197,9 +223,8 @@ absl::Status CheckCoverage(const std::vector<SafetensorsEntry>& tensors, int64_t
 }  // namespace
 
 absl::StatusOr<int64_t> SafetensorsBytes(absl::string_view dtype, const std::vector<int64_t>& shape) {
-  const auto* known = std::find_if(std::begin(kDtypes), std::end(kDtypes),
-                                   [&](const DtypeBits& candidate) { return candidate.name == dtype; });
-  if (known == std::end(kDtypes)) {
+  const DtypeBits* known = FindDtype(dtype);
+  if (known == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("unknown dtype '", dtype, "'"));
   }
   int64_t bits = known->bits;

@@ -21,7 +21,7 @@ inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
 struct SafetensorsEntry {
   std::string name{};
-  std::string dtype{};  // as the format spells it: "F32", "BF16", ...
+  std::string dtype{};  // as the file spells it: "F32", "BF16", ...
   std::vector<int64_t> shape{};
   int64_t begin = 0;  // offsets into the tensor data
   int64_t end = 0;
@@ -37,7 +37,8 @@ struct SafetensorsHeader {
 absl::StatusOr<int64_t> SafetensorsBytes(absl::string_view dtype, const std::vector<int64_t>& shape);
 
 // Parses and checks a header whose file holds `data_bytes` of tensor data. The tensors must cover the data
-// exactly, without gap or overlap. INVALID_ARGUMENT says what is wrong; nothing is allocated beyond a small
+// exactly, without gap or overlap. Keys of an entry that the format did not have are skipped; a dtype that it
+// did not have is kept as it stands. INVALID_ARGUMENT says what is wrong; nothing is allocated beyond a small
 // multiple of `json`.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view json, int64_t data_bytes);
 

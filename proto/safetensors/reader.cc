@@ -259,12 +259,14 @@ absl::Status SafetensorsModel::Read(const SafetensorsView& view, int64_t offset,
 absl::StatusOr<std::vector<std::string>> SafetensorsModel::FindByShape(const std::vector<int64_t>& shape) {
   std::set<std::string> paths;
   for (const auto& [name, path] : shard_of_) paths.insert(path);
+  const auto fits = [](int64_t size, int64_t wanted) { return wanted == kAnySize || size == wanted; };
   std::vector<std::string> names;
   for (const std::string& path : paths) {
     const auto file = Shard(path);
     if (!file.ok()) return file.status();
     for (const SafetensorsEntry& entry : (*file)->entries()) {
-      if (entry.shape == shape && ToType(entry.dtype).has_value()) names.push_back(entry.name);
+      if (std::ranges::equal(entry.shape, shape, fits) && ToType(entry.dtype).has_value())
+        names.push_back(entry.name);
     }
   }
   return names;

@@ -128,6 +128,7 @@ class SafetensorsModel {
   absl::Status Read(const SafetensorsView& view, int64_t offset, std::span<std::byte> out) const;
   bool Contains(const std::string& name) const { return shard_of_.count(name) > 0; }
   // The tensors of this shape and of a dtype that lossd reads, by name. Opens every shard.
+  static constexpr int64_t kAnySize = -1;  // in a shape
   absl::StatusOr<std::vector<std::string>> FindByShape(const std::vector<int64_t>& shape);
 
  private:

@@ -41,21 +41,34 @@ std::string WeightTensor(const LoadOptions& options) {
   return options.tensor.empty() ? kWeightTensor : options.tensor;
 }
 
+// Names the option only where the file has tensors that it could name.
+std::string OtherTensorAdvice(SafetensorsModel& model, absl::string_view option,
+                              const std::vector<int64_t>& shape) {
+  const auto fitting = model.FindByShape(shape);
+  if (!fitting.ok() || fitting->empty()) return "";
+  if (fitting->size() == 1)
+    return absl::StrCat("does '", fitting->front(), "' hold it? then: ", option, " ", fitting->front());
+  return absl::StrCat("name one of its tensors with ", option);
+}
+
+std::string OtherWeightAdvice(SafetensorsModel& model, const std::string& tensor) {
+  if (tensor != kTiedTensor && model.Contains(kTiedTensor)) {
+    return absl::StrCat("does the model tie its head to its embedding? then: --tensor ", kTiedTensor);
+  }
+  return OtherTensorAdvice(model, "--tensor", {SafetensorsModel::kAnySize, SafetensorsModel::kAnySize});
+}
+
 absl::StatusOr<SafetensorsView> FindWeight(SafetensorsModel& model, const LoadOptions& options) {
   const std::string tensor = WeightTensor(options);
   auto view = model.Find(tensor);
   if (!view.ok()) {
-    const bool tied = tensor != kTiedTensor && model.Contains(kTiedTensor);
-    return WithAdvice(
-        view.status(),
-        tied ? absl::StrCat("does the model tie its head to its embedding? then: --tensor ", kTiedTensor)
-             : "name one of its tensors with --tensor");
+    return WithAdvice(view.status(), model.Contains(tensor) ? "" : OtherWeightAdvice(model, tensor));
   }
   if (view->shape.size() != 2) {
     return WithAdvice(absl::InvalidArgumentError(absl::StrCat("tensor '", tensor, "' has shape [",
                                                               absl::StrJoin(view->shape, ", "),
                                                               "]; a head needs [vocabulary, hidden size]")),
-                      "name another tensor with --tensor");
+                      OtherWeightAdvice(model, tensor));
   }
   return view;
 }
@@ -70,22 +83,25 @@ absl::StatusOr<std::optional<SafetensorsView>> FindBias(SafetensorsModel& model,
   const std::string name = BiasTensor(options);
   if (options.bias.empty() && !model.Contains(name)) return std::nullopt;
   auto view = model.Find(name);
-  if (!view.ok()) return WithAdvice(view.status(), "name one of its tensors with --bias-name");
+  if (!view.ok()) {
+    return WithAdvice(view.status(),
+                      model.Contains(name) ? "" : OtherTensorAdvice(model, "--bias-name", {vocab}));
+  }
   if (view->shape == std::vector<int64_t>{vocab}) return *std::move(view);
   return WithAdvice(absl::InvalidArgumentError(
                         absl::StrCat("tensor '", name, "' has shape [", absl::StrJoin(view->shape, ", "),
                                      "]; the bias of '", WeightTensor(options), "' needs [", vocab, "]")),
-                    "name another tensor with --bias-name");
+                    OtherTensorAdvice(model, "--bias-name", {vocab}));
 }
 
-absl::Status NoBiasTensor(const LoadOptions& options) {
+absl::Status NoBiasTensor(SafetensorsModel& model, const LoadOptions& options, int64_t vocab) {
   return WithAdvice(
       absl::NotFoundError(absl::StrCat("head '", options.name, "' has a bias, and '", options.path,
                                        "' no tensor '", BiasTensor(options), "'")),
-      "name one of its tensors with --bias-name");
+      OtherTensorAdvice(model, "--bias-name", {vocab}));
 }
 
-absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options,
+absl::StatusOr<Head> FindOrCreateHead(Client& client, SafetensorsModel& model, const LoadOptions& options,
                                       const SafetensorsView& weight, bool has_bias) {
   if (options.create) {
     HeadConfig config = WithOptions(
@@ -94,7 +110,7 @@ absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options
          .hidden_size = weight.shape[1],
          .weight_type = ParseDtype(options.dtype).value_or(internal::FromSafetensors(weight.dtype))},
         options.head);
-    if (config.bias && !has_bias) return NoBiasTensor(options);
+    if (config.bias && !has_bias) return NoBiasTensor(model, options, weight.shape[0]);
     config.bias = has_bias;
     auto head = client.CreateHead(config);
     if (!head.ok()) return WithAdvice(head.status(), CreateAdvice(head.status()));
@@ -112,7 +128,7 @@ absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options
         "tensor '", WeightTensor(options), "' of '", options.path, "' is ", weight.shape[0], " x ",
         weight.shape[1], "; head '", options.name, "' is ", config.vocab_size, " x ", config.hidden_size));
   }
-  if (config.bias && !has_bias) return NoBiasTensor(options);
+  if (config.bias && !has_bias) return NoBiasTensor(model, options, weight.shape[0]);
   if (!config.bias && !options.bias.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("head '", options.name, "' was created without a bias, which '", options.bias, "' is"));
@@ -161,7 +177,7 @@ absl::Status Load(const Context& context, const LoadOptions& options) {
   if (!client.ok()) return client.status();
   const auto bias_view = FindBias(*model, options, weight->shape[0]);
   if (!bias_view.ok()) return bias_view.status();
-  auto head = FindOrCreateHead(**client, options, *weight, bias_view->has_value());
+  auto head = FindOrCreateHead(**client, *model, options, *weight, bias_view->has_value());
   if (!head.ok()) return head.status();
   const std::vector<float> bias = head->config().bias ? Widen(**bias_view) : std::vector<float>();
 

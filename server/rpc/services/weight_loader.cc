@@ -125,12 +125,12 @@ class Loading {
       return absl::OkStatus();
     }
     const auto cut = [](std::string* out, const std::string& name) { out->append(name, 0, 100); };
-    const std::string there = candidates->empty() ? absl::StrCat("nor one of ", Brackets(shape))
-                                                  : absl::StrCat("and several of ", Brackets(shape), ": ",
-                                                                 absl::StrJoin(*candidates, ", ", cut));
+    const std::string there =
+        candidates->empty() ? absl::StrCat("nor one of ", Brackets(shape), " in F32, BF16 or F16")
+                            : absl::StrCat("and several of ", Brackets(shape), ": ",
+                                           absl::StrJoin(*candidates, ", ", cut), "; name one as tensor");
     return Error(absl::StatusCode::kNotFound, "tensor",
-                 absl::StrCat("'", source_.path, "' has no tensor '", kWeightTensor, "', ", there,
-                              "; name one as tensor"));
+                 absl::StrCat("'", source_.path, "' has no tensor '", kWeightTensor, "', ", there));
   }
 
   absl::Status Find(absl::string_view field, const std::string& name, const std::vector<int64_t>& shape,

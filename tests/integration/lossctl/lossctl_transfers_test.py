@@ -129,6 +129,17 @@ class LoadAndSave(LossctlTest):
         write_safetensors(self.path("in"), {"model.embed_tokens.weight": ("F32", [V, H], small_floats(5))})
         self.assertIn("--tensor model.embed_tokens.weight", self.error_of(NOT_FOUND, "head", "load", "x", "in"))
 
+    def test_another_tensor_is_advised_only_where_one_fits(self):
+        matrix, foreign = ("F32", [V, H], small_floats(5)), ("F8_E4M3FNUZ", [V, H], bytes(V * H))
+        for tensors, code, advice in (({"a": foreign, "row": ("F32", [4], bytes(16))}, NOT_FOUND, None),
+                                      ({"a": matrix, "b": foreign}, NOT_FOUND, "--tensor a"),
+                                      ({"a": matrix, "b": matrix}, NOT_FOUND, "name one of its tensors with --tensor"),
+                                      ({"a": matrix, TENSOR: foreign}, INVALID, None)):
+            write_safetensors(self.path("in"), tensors)
+            error = self.error_of(code, "head", "load", "x", "in")
+            self.assertEqual("--tensor" in error, advice is not None, error)
+            self.assertIn(advice or "F8_E4M3FNUZ" * (code == INVALID), error)
+
     def test_what_does_not_fit_is_refused_and_changes_nothing(self):
         data = small_floats(6)
         write_safetensors(self.path("in"), {TENSOR: ("F32", [V, H], data), "row": ("F32", [4], bytes(16)),

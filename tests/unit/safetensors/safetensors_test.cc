@@ -229,12 +229,15 @@ std::vector<HostileFile> HostileFiles() {
       {"no dtype", RawFile(R"({"t":{"shape":[1],"data_offsets":[0,4]}})", 4), "no dtype"},
       {"no shape", RawFile(R"({"t":{"dtype":"F32","data_offsets":[0,4]}})", 4), "no shape"},
       {"no offsets", RawFile(R"({"t":{"dtype":"F32","shape":[1]}})", 4), "no data_offsets"},
-      {"unknown key", RawFile(R"({"t":{"stride":[1]}})", 4), "unknown key 'stride'"},
-      {"unknown dtype", RawFile(OneTensor("F33", "[1]", "[0,4]"), 4), "unknown dtype 'F33'"},
-      {"lower-case dtype", RawFile(OneTensor("f32", "[1]", "[0,4]"), 4), "unknown dtype 'f32'"},
       {"dtype a number", RawFile(R"({"t":{"dtype":7}})", 4), "unexpected a number"},
       {"shape a string", RawFile(R"({"t":{"dtype":"F32","shape":"1"}})", 4), "unexpected a string"},
       {"negative size", RawFile(OneTensor("F32", "[-1]", "[0,4]"), 4), "negative"},
+      {"unknown dtype behind the data", RawFile(OneTensor("F33", "[1]", "[0,8]"), 4), "truncated"},
+      {"unknown dtype and a gap", RawFile(OneTensor("F33", "[1]", "[1,5]"), 5), "gap"},
+      {"unknown key without an end", RawFile(R"({"t":{"stride":[[1],{"a":)", 4), "JSON"},
+      {"an entry behind an unknown key", RawFile(R"({"t":{"stride":{"dtype":"F32"},"dtype":7}})", 4),
+       "unexpected a number"},
+      {"nothing but an unknown key", RawFile(R"({"t":{"stride":[1]}})", 4), "no dtype"},
       {"fractional size", RawFile(OneTensor("F32", "[1.0]", "[0,4]"), 4), "1.0"},
       {"size above int64", RawFile(OneTensor("F32", "[9223372036854775808]", "[0,4]"), 4),
        "9223372036854775808"},
@@ -324,20 +327,25 @@ TEST_F(SafetensorsTest, AFileThatIsShortenedIsDataLossToAReader) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("shortened"));
 }
 
-TEST_F(SafetensorsTest, PaddingMetadataAndForeignDtypesAreAccepted) {
+TEST_F(SafetensorsTest, PaddingMetadataForeignDtypesAndForeignKeysAreAccepted) {
   WriteRaw(
       "a",
       RawFile(R"({"__metadata__":{"format":"pt"},"ids":{"dtype":"I64","shape":[1],"data_offsets":[2,10]},)"
-              R"("h":{"data_offsets":[0,2],"shape":[1,1],"dtype":"BF16"}}     )",
-              10));
+              R"("new":{"dtype":"F8_E4M3FNUZ","shape":[3],"data_offsets":[10,13]},)"
+              R"("h":{"data_offsets":[0,2],"stride":[[-1,2.5],{"dtype":"F32","x":null}],"quantized":false,)"
+              R"("shape":[1,1],"stride":"twice","dtype":"BF16"}}     )",
+              13));
   auto file = SafetensorsFile::Open(Path("a"));
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->Find("h")->dtype, SafetensorsType::kBFloat16);
   EXPECT_EQ(file->Find("ids").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(file->Find("ids").status().message()), HasSubstr("I64"));
+  EXPECT_EQ(file->Find("new").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(file->Find("new").status().message()), HasSubstr("'new' of '" + Path("a")));
+  EXPECT_THAT(std::string(file->Find("new").status().message()), HasSubstr("F8_E4M3FNUZ"));
   auto missing = file->Find("lm_head.weight").status();
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("it has h, ids"));
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("it has h, ids, new"));
   WriteRaw("nothing", RawFile("{}", 0));
   EXPECT_TRUE(SafetensorsFile::Open(Path("nothing")).ok());
 }
