@@ -21,10 +21,8 @@ namespace {
 constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;  // a FIFO must not hang us
 
 absl::Status ErrnoStatus(const std::string& path, int error_number) {
-  // Links that lead in a circle are no state that passes.
-  const absl::StatusCode code =
-      error_number == ELOOP ? absl::StatusCode::kInvalidArgument : absl::ErrnoToStatusCode(error_number);
-  return absl::Status(code, absl::StrCat("cannot open '", path, "': ", std::strerror(error_number)));
+  return absl::Status(CodeOfFileError(error_number),
+                      absl::StrCat("cannot open '", path, "': ", std::strerror(error_number)));
 }
 
 // Where an open file is, as the kernel knows it: without links.
@@ -55,6 +53,21 @@ absl::StatusOr<int> OpenHandleBelow(const std::string& root, const std::string& 
 }
 
 }  // namespace
+
+absl::StatusCode CodeOfFileError(int error_number) {
+  if (error_number == ELOOP) return absl::StatusCode::kInvalidArgument;
+  const absl::StatusCode code = absl::ErrnoToStatusCode(error_number);
+  switch (code) {
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kUnimplemented:
+      return absl::StatusCode::kInvalidArgument;
+    default:
+      return code;
+  }
+}
 
 bool StaysInside(const std::string& path) {
   const std::filesystem::path parts(path);
@@ -117,7 +130,7 @@ absl::Status InputFile::Read(int64_t offset, std::span<std::byte> out) const {
     const ssize_t count = pread(file_, out.data(), out.size(), offset);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      return absl::Status(absl::ErrnoToStatusCode(errno),
+      return absl::Status(CodeOfFileError(errno),
                           absl::StrCat("cannot read '", path_, "': ", std::strerror(errno)));
     }
     if (count == 0) {

@@ -12,6 +12,10 @@
 
 namespace lossd {
 
+// The code for an error of a file. INVALID_ARGUMENT in place of codes that speak of a server's state, for
+// which callers wait or give advice: a path through a file, links in a circle.
+absl::StatusCode CodeOfFileError(int error_number);
+
 // True for a relative path that, read as text, stays below the folder it starts from.
 bool StaysInside(const std::string& path);
 

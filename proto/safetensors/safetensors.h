@@ -35,8 +35,9 @@ struct SafetensorsTensor {
 };
 
 // Writes one file from beginning to end. The bytes go to a temporary file beside it, so that a file under the
-// final name is always complete and on disk, and an older file of that name stays whole until then. Not
-// thread-safe.
+// final name is always complete and on disk, and an older file of that name stays whole until then. A path
+// that is a link stays one: the file that it leads to is written. An older file's mode is kept, and its owner
+// and group as far as the process may set them. Not thread-safe.
 //
 // A full disk, quota or file-size limit is RESOURCE_EXHAUSTED (a process that runs under a file-size limit
 // must ignore SIGXFSZ to see it). After an error every later call returns that error.
@@ -63,10 +64,12 @@ class SafetensorsWriter {
   absl::Status Write(std::span<const std::byte> bytes);
   absl::Status Error(int error_number, absl::string_view action);
   absl::Status CreateTemporary();
+  void TakeOver(const struct stat& old) const;
   absl::Status Publish();
   void Discard();
 
-  std::string path_;
+  std::string path_;       // as given
+  std::string target_;     // the file that it leads to
   std::string temporary_;  // empty: nothing to remove
   int fd_ = -1;
   int64_t file_bytes_ = 0;  // of the complete file

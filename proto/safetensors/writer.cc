@@ -1,12 +1,17 @@
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <random>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +22,36 @@ namespace {
 
 bool IsOutOfSpace(int error_number) {
   return error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
+}
+
+// As DurableFiles has it: fsync of a folder says so where a file system cannot sync folders.
+bool CannotSyncFolders(int error_number) {
+  constexpr int kNotSupported = 524;  // ENOTSUPP, which some file systems let out of the kernel
+  constexpr int kErrors[] = {EINVAL, EBADF, ENOSYS, EOPNOTSUPP, kNotSupported, EISDIR, EACCES, EPERM};
+  return std::ranges::find(kErrors, error_number) != std::end(kErrors);
+}
+
+std::string FolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+// The file that a path leads to, through links, whether it is there or not.
+absl::StatusOr<std::string> FollowLinks(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as the kernel
+  std::string target = path;
+  for (int links = 0; links < kMostLinks; ++links) {
+    std::error_code error;
+    const std::filesystem::path next = std::filesystem::read_symlink(target, error);
+    if (error) return target;
+    struct statfs info {};
+    if (statfs(FolderOf(target).c_str(), &info) == 0 && info.f_type == PROC_SUPER_MAGIC) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'", path, "' is a file that this process has open; name a new file or one to replace"));
+    }
+    target = std::filesystem::path(FolderOf(target)) / next;  // an absolute one replaces the folder
+  }
+  return absl::InvalidArgumentError(absl::StrCat("'", path, "': ", std::strerror(ELOOP)));
 }
 
 absl::StatusOr<SafetensorsHeader> MakeHeader(std::vector<SafetensorsTensor> tensors,
@@ -69,14 +104,18 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& p
 
 absl::Status SafetensorsWriter::CreateTemporary() {
   struct stat info {};
-  if (stat(path_.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+  const bool replaces = stat(path_.c_str(), &info) == 0;
+  if (replaces && !S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", path_, "' is ", S_ISDIR(info.st_mode) ? "a directory" : "not a regular file",
                      "; name a new file or one to replace"));
   }
+  absl::StatusOr<std::string> target = FollowLinks(path_);
+  if (!target.ok()) return target.status();
+  target_ = *std::move(target);
   std::random_device random;
   for (int attempt = 0; attempt < 100 && fd_ < 0; ++attempt) {
-    temporary_ = absl::StrCat(path_, ".", absl::Hex(random(), absl::kZeroPad8), ".tmp");
+    temporary_ = absl::StrCat(target_, ".", absl::Hex(random(), absl::kZeroPad8), ".tmp");
     fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ < 0 && errno != EEXIST) break;
   }
@@ -84,11 +123,18 @@ absl::Status SafetensorsWriter::CreateTemporary() {
     temporary_.clear();
     return Error(errno, "create");
   }
+  if (replaces) TakeOver(info);
   // Only a reservation: a file system that cannot do it reports a full disk when it is written to.
   if (file_bytes_ > 0 && fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, file_bytes_) != 0 && IsOutOfSpace(errno)) {
     return Error(errno, "reserve space for");
   }
   return absl::OkStatus();
+}
+
+void SafetensorsWriter::TakeOver(const struct stat& old) const {
+  // Only root gives files away; whoever is in the group keeps it for others.
+  if (fchown(fd_, old.st_uid, old.st_gid) != 0) (void)!fchown(fd_, static_cast<uid_t>(-1), old.st_gid);
+  (void)!fchmod(fd_, old.st_mode & 07777);  // after fchown, which takes bits away
 }
 
 SafetensorsWriter::~SafetensorsWriter() { Discard(); }
@@ -99,6 +145,7 @@ SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&& other) noexc
   if (this != &other) {
     Discard();
     path_ = std::move(other.path_);
+    target_ = std::move(other.target_);
     temporary_ = std::exchange(other.temporary_, {});
     fd_ = std::exchange(other.fd_, -1);
     file_bytes_ = other.file_bytes_;
@@ -144,18 +191,16 @@ absl::Status SafetensorsWriter::Publish() {
   }
   if (fsync(fd_) != 0) return Error(errno, "sync");
   if (close(std::exchange(fd_, -1)) != 0) return Error(errno, "close");
-  if (rename(temporary_.c_str(), path_.c_str()) != 0) return Error(errno, "rename");
+  if (rename(temporary_.c_str(), target_.c_str()) != 0) return Error(errno, "rename");
   temporary_.clear();
 
-  std::filesystem::path directory = std::filesystem::path(path_).parent_path();
-  int directory_fd = open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory_fd < 0) {
+  const int folder = open(FolderOf(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) {
     // Writable but not readable: the name cannot be synced, the data is.
     return errno == EACCES ? absl::OkStatus() : Error(errno, "open the directory of");
   }
-  // EINVAL: a file system without anything to sync there.
-  int error_number = fsync(directory_fd) == 0 || errno == EINVAL ? 0 : errno;
-  close(directory_fd);
+  const int error_number = fsync(folder) == 0 || CannotSyncFolders(errno) ? 0 : errno;
+  close(folder);
   return error_number == 0 ? absl::OkStatus() : Error(error_number, "sync the directory of");
 }
 
@@ -177,7 +222,7 @@ absl::Status SafetensorsWriter::Error(int error_number, absl::string_view action
                                                   " bytes: free space, raise the quota or file-size limit, "
                                                   "or write it elsewhere"));
   } else {
-    status_ = absl::Status(absl::ErrnoToStatusCode(error_number), message);
+    status_ = absl::Status(CodeOfFileError(error_number), message);
   }
   return status_;
 }

@@ -2,10 +2,12 @@
 // the final name or a temporary file behind; no header, however hostile, is believed.
 #include "proto/safetensors/safetensors.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -140,6 +142,43 @@ TEST_F(SafetensorsTest, FinishReplacesAnOldFile) {
   EXPECT_THAT(Files(), ElementsAre("a.safetensors"));
 }
 
+TEST_F(SafetensorsTest, LinksAreFollowedAndModesKept) {
+  fs::create_directory(Path("big"));
+  for (const bool dangling : {false, true}) {
+    for (const std::string& to : {std::string("big/real"), Path("big/real"), std::string("second")}) {
+      SCOPED_TRACE(to + (dangling ? ", dangling" : ""));
+      fs::remove(Path("link"));
+      fs::remove(Path("second"));
+      fs::remove(Path("big/real"));
+      fs::create_symlink("big/real", Path("second"));
+      fs::create_symlink(to, Path("link"));
+      if (!dangling) {
+        WriteRaw("big/real", "old");
+        ASSERT_EQ(chmod(Path("big/real").c_str(), 0664), 0);
+      }
+      auto writer = SafetensorsWriter::Create(Path("link"), {{.name = "w", .shape = {0}}});
+      ASSERT_TRUE(writer.ok()) << writer.status();
+      ASSERT_TRUE(writer->Finish().ok());
+      EXPECT_EQ(fs::read_symlink(Path("link")), to);
+      EXPECT_TRUE(fs::is_symlink(Path("second")));
+      EXPECT_EQ(SafetensorsFile::Open(Path("big/real")).status(), absl::OkStatus());
+      if (!dangling) {
+        EXPECT_EQ(fs::status(Path("big/real")).permissions(), fs::perms(0664));
+      }
+    }
+  }
+  // A file that this process has open, however it is named.
+  const int file = open(Path("big/real").c_str(), O_RDONLY);
+  for (const char* folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    EXPECT_EQ(SafetensorsWriter::Create(folder + std::to_string(file), {}).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  close(file);
+  fs::create_symlink("circle", Path("circle"));
+  EXPECT_EQ(SafetensorsWriter::Create(Path("circle"), {}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(SafetensorsTest, TooFewOrTooManyBytesAreRefused) {
   auto few = SafetensorsWriter::Create(Path("few"), {{.name = "w", .shape = {2}}});
   ASSERT_TRUE(few.ok());
@@ -175,6 +214,12 @@ TEST_F(SafetensorsTest, AFullDiskIsResourceExhaustedAndLeavesNothing) {
 TEST_F(SafetensorsTest, WhatCannotBeWrittenIsRefusedAtOnce) {
   EXPECT_EQ(SafetensorsWriter::Create(Path("no/such/w"), {}).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(SafetensorsWriter::Create(directory_, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  // No code of a server's state, which would get its advice.
+  WriteRaw("plain", "");
+  EXPECT_EQ(SafetensorsWriter::Create(Path("plain/w"), {}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SafetensorsFile::Open(Path("plain/w")).status().code(), absl::StatusCode::kInvalidArgument);
+  fs::remove(Path("plain"));
   EXPECT_EQ(SafetensorsWriter::Create("/dev/null", {}).status().code(), absl::StatusCode::kInvalidArgument)
       << "a device would be replaced by a file";
   using Tensors = std::vector<SafetensorsTensor>;
