@@ -6,15 +6,13 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "lossd/client.h"
 
 namespace lossd {
 namespace {
 constexpr char kWindowLostUrl[] = "type.lossd/WindowLost";
-
-// What gRPC says, with UNKNOWN for a code, of a call whose connection broke in a way that it has no status
-// for: bytes that TLS or HTTP/2 cannot read, for instance. No server says it.
-constexpr char kConnectionBroke[] = "Stream removed";
 }  // namespace
 
 bool IsWindowLost(const absl::Status& status) { return status.GetPayload(kWindowLostUrl).has_value(); }
@@ -35,24 +33,57 @@ std::optional<Message> FindDetail(const absl::Status& status) {
   return found;
 }
 
+// What gRPC's HTTP/2 transport says of an answer of another server, with the code of HTTP behind it.
+constexpr char kHttpAnswer[] = "Received http2 header with status: ";
+
+// Whether the transport or a proxy made the status, which has no details of lossd's.
+bool IsMadeOnTheWay(const grpc::Status& status) {
+  const std::string& message = status.error_message();
+  switch (status.error_code()) {
+    case grpc::StatusCode::CANCELLED:  // nobody waits for the status of a call that this library has
+                                       // cancelled
+    case grpc::StatusCode::INTERNAL:
+    case grpc::StatusCode::UNKNOWN:
+      return true;
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return message != "Deadline Exceeded";  // as gRPC says it of the call's own
+    default:
+      return absl::StartsWith(message, kHttpAnswer) || absl::StartsWith(message, "Received RST_STREAM");
+  }
+}
+
+// For a status that was made on the way.
+absl::Status BrokenConnection(const std::string& message) {
+  absl::string_view http = message;
+  if (!absl::ConsumePrefix(&http, kHttpAnswer)) {
+    return absl::UnavailableError(absl::StrCat(
+        "the call was cut on its way, and not by lossd: ", message.empty() ? "no reason was given" : message,
+        "; a proxy between has a limit on time or on the size of bodies if that happens again and again"));
+  }
+  const absl::string_view code = http.substr(0, 3);
+  if (code == "413") {
+    return absl::ResourceExhaustedError(
+        "a proxy on the way to lossd has a limit on bodies (HTTP 413): lift it there, as "
+        "client_max_body_size 0 "
+        "does for nginx");
+  }
+  return absl::UnavailableError(
+      absl::StrCat("a proxy or another server answered in lossd's place (HTTP ", code,
+                   "): look at its log, at where it sends /lossd.v1.* and at whom it lets in"));
+}
+
 }  // namespace
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
-  if (status.error_code() == grpc::StatusCode::UNKNOWN && status.error_message() == kConnectionBroke) {
-    return absl::UnavailableError("the connection broke");
-  }
-  // The codes of both are the canonical ones. Nobody waits for the status of a call that this library has
-  // cancelled: one that comes was cancelled at the server, or on its way.
-  absl::Status result =
-      status.error_code() == grpc::StatusCode::CANCELLED
-          ? absl::UnavailableError(absl::StrCat("the call was cut: ", status.error_message()))
-          : absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   v1::RichStatus rich;
-  if (!status.error_details().empty() && rich.ParseFromString(status.error_details())) {
-    for (const auto& detail : rich.details()) {
-      result.SetPayload(detail.type_url(), absl::Cord(detail.value()));
-    }
+  const bool of_server = !status.error_details().empty() && rich.ParseFromString(status.error_details());
+  if (status.error_code() == grpc::StatusCode::CANCELLED || (!of_server && IsMadeOnTheWay(status))) {
+    return BrokenConnection(status.error_message());
+  }
+  absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  for (const auto& detail : rich.details()) {
+    result.SetPayload(detail.type_url(), absl::Cord(detail.value()));
   }
   return result;
 }

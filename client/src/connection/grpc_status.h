@@ -13,8 +13,10 @@
 
 namespace lossd::internal {
 
-// A connection that broke is UNAVAILABLE, whatever gRPC calls it; so is a call that somebody else cancelled,
-// since to a caller CANCELLED means that something of its own ended the call.
+// A status that the transport or a proxy made in lossd's place is UNAVAILABLE, whatever its code was: the
+// connection broke. A proxy's limit on bodies alone is RESOURCE_EXHAUSTED, since no repetition helps. A call
+// that somebody else cancelled is UNAVAILABLE, too: to a caller CANCELLED means that it ended the call
+// itself.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
 // Where the server says it stands, if it said so.

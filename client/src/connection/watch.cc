@@ -9,6 +9,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/src/connection/grpc_status.h"
 #include "client/src/connection/trace.h"
 #include "lossd/v1/status.grpc.pb.h"
 
@@ -82,15 +83,11 @@ class Watch::Ping : public std::enable_shared_from_this<Ping> {
   };
 
   void Note(const grpc::Status& status, Call* call) {
-    switch (status.error_code()) {
-      case grpc::StatusCode::UNAVAILABLE:
-        call->refused = Clock::now() - sent_ < kRefusal;
-        break;
-      case grpc::StatusCode::DEADLINE_EXCEEDED:
-      case grpc::StatusCode::CANCELLED:
-        break;
-      default:
-        answered_ = true;
+    const absl::Status said = FromGrpcStatus(status);
+    if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+      call->refused = Clock::now() - sent_ < kRefusal;
+    } else if (!absl::IsUnavailable(said) && !absl::IsDeadlineExceeded(said)) {
+      answered_ = true;
     }
     call->ended = true;
   }

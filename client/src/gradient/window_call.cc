@@ -7,8 +7,7 @@
 namespace lossd::internal {
 
 bool MayBeDone(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsUnknown(status) ||
-         WasInterrupted(status);
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || WasInterrupted(status);
 }
 
 const char* CauseOfLoss(const ServerLife& life) {

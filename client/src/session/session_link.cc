@@ -243,7 +243,6 @@ absl::Status SessionLink::CheckRecoverable(const absl::Status& cause) const {
   switch (cause.code()) {
     case absl::StatusCode::kOk:           // the server ended the call while answers were missing
     case absl::StatusCode::kUnavailable:  // the network, or a server that goes away
-    case absl::StatusCode::kUnknown:      // what gRPC makes of some broken connections
     case absl::StatusCode::kNotFound:     // the session's lease ended, or the server is another one
       return absl::OkStatus();
     case absl::StatusCode::kFailedPrecondition:  // chunks travel whole then (LaneRun)

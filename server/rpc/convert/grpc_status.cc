@@ -23,7 +23,6 @@ std::string Shorten(absl::string_view message) {
 std::string Details(const absl::Status& status, const std::string& message) {
   const auto position = engine::PositionOf(status);
   const auto delay = engine::RetryDelayOf(status);
-  if (!position.has_value() && !delay.has_value()) return "";
   v1::RichStatus rich;
   rich.set_code(static_cast<int>(status.code()));
   rich.set_message(message);

@@ -9,9 +9,9 @@
 
 namespace lossd::rpc {
 
-// Same code and message; PositionInfo and RetryInfo travel as rich error details (a RichStatus, which is
-// google.rpc.Status on the wire). Counts the rejection by reason. Messages are cut to a length that fits
-// HTTP/2 trailers.
+// Same code and message, and a RichStatus (google.rpc.Status on the wire) in the error details of every
+// error: clients tell by it that no proxy made the status. PositionInfo and RetryInfo travel in it. Counts
+// the rejection by reason. Messages are cut to a length that fits HTTP/2 trailers.
 grpc::Status ToGrpc(const absl::Status& status, engine::Counters& counters);
 
 }  // namespace lossd::rpc

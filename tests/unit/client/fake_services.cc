@@ -25,6 +25,13 @@ v1::DataType OrFloat32(v1::DataType type) {
 
 grpc::Status UnknownWrite() { return {StatusCode::NOT_FOUND, "no such write is under way"}; }
 
+// As lossd marks its own errors.
+grpc::Status Refused(StatusCode code, const std::string& message) {
+  v1::RichStatus rich;
+  rich.set_code(code);
+  return {code, message, rich.SerializeAsString()};
+}
+
 // A server that has too much to do for now.
 grpc::Status Busy(std::chrono::milliseconds delay) {
   v1::RetryInfo info;
@@ -309,7 +316,7 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
     const std::lock_guard lock(fake_->mutex_);
     if (fake_->refused_aborts > 0) {
       --fake_->refused_aborts;
-      return {StatusCode::INTERNAL, "refused by the test"};
+      return Refused(StatusCode::INTERNAL, "refused by the test");
     }
     ++fake_->observed_.aborts;
     fake_->ReopenWindow();
