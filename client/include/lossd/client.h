@@ -104,8 +104,8 @@ struct HeadConfig {
   // A second gradient at the server: while a flush holds the window, batches of the next one are taken.
   bool double_buffer = false;
   // The server makes sums over the vocabulary (log-sum-exps of rows, dX) over eight fixed segments: results
-  // have the same bits on any number of devices, at about 1 % of the time on one. Deterministic sessions have
-  // it anyway.
+  // have the same bits on any number of devices, for about 1 % of the time on one CPU and 9 % on an H200
+  // (docs/numerics.md). Deterministic sessions have it anyway.
   bool fixed_segments = false;
   // Memory of the server's device, at least 0, in which phase one of batches leaves its exponentials for
   // phase two (Batch::hold). A token takes a little more than vocab_size elements of weight_type. Devices
