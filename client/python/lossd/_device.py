@@ -83,7 +83,7 @@ class CudaLayer:
         return self._torch.empty(shape, dtype=getattr(self._torch, dtype), device=device)
 
     def pinned(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return self._torch.empty(shape, dtype=getattr(self._torch, dtype), pin_memory=True)
+        return self._torch.empty(shape, dtype=getattr(self._torch, dtype), device="cpu", pin_memory=True)
 
     def region_memory(self, region: Region, device: Any) -> Any:
         if ordinal_of(region.pointer) != device.index:
@@ -139,6 +139,6 @@ def device_tensor(pointer: int, shape: tuple[int, ...], dtype: str, owner: objec
     if device is None:
         device = torch.device("cuda", ordinal_of(pointer))
     element = getattr(torch, dtype)
-    nbytes = math.prod(shape) * torch.empty(0, dtype=element).element_size()
+    nbytes = math.prod(shape) * element.itemsize
     flat: Any = torch.as_tensor(_CudaArray(pointer, nbytes, owner), device=device)
     return flat.view(element).view(shape)

@@ -83,7 +83,7 @@ class Kind:
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         if self.torch is not None:
-            return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.device)
+            return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.device or "cpu")
         return np.empty(shape, self.bfloat16 if dtype == "bfloat16" else _NUMPY[dtype])
 
 

@@ -102,7 +102,7 @@ class Left:
     def marker(self, finite: bool, device: torch.device) -> Tensor:
         """The gradient of the head's parameter: 0, or NaN if the loss or what came back to it is not `finite`."""
         finite = finite and math.isfinite(self.values.loss_sum)
-        return torch.full((1, 1), 0.0 if finite else math.nan, device=device)
+        return torch.full((1, 1), 0.0 if finite else math.nan, dtype=torch.float32, device=device)
 
     def gradient(
         self,

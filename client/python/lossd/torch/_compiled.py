@@ -170,6 +170,7 @@ def _forward(
     loss, _, z_loss, *_ = call.outputs(values, hidden.device)
     assert loss is not None
     numbers = [float(getattr(values, name)) for name in _VALUES]
+    numbers += [math.nan if declared is None else declared, windows]
     dx = values.dx
     if dx is None:  # of the shape that the graph expects; nobody reads it
         dx = hidden.new_empty(hidden.shape if wants_dx and description.may_know_dx else (0,))
@@ -179,7 +180,7 @@ def _forward(
         _nothing(hidden) if z_loss is None else z_loss,
         _nothing(hidden) if values.entropies is None else values.entropies,
         dx.to(hidden.dtype),
-        torch.tensor([*numbers, math.nan if declared is None else declared, windows], dtype=torch.float64),
+        torch.tensor(numbers, dtype=torch.float64, device="cpu"),
     )
 
 
@@ -267,7 +268,7 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     return (
         hidden.new_empty(hidden.shape if wants_dx else (0,)),
-        _nothing(hidden) if proxy is None else torch.empty(1, 1, device=proxy.device),
+        _nothing(hidden) if proxy is None else torch.empty(1, 1, dtype=torch.float32, device=proxy.device),
     )
 
 

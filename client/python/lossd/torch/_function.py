@@ -243,7 +243,8 @@ def token_log_probs(
         ignore_index = options.get("ignore_index", -100)
         labels = shift_labels(target.detach(), int(options.get("shift", False)), ignore_index)
         valid = labels != ignore_index
-        values["accuracy"] = ((values["predictions"] == labels) & valid).sum() / valid.sum()
+        hits = (values["predictions"] == labels) & valid
+        values["accuracy"] = hits.sum(dtype=torch.float32) / valid.sum()
         more[-1] = {name: value for name, value in values.items() if name in names or name in TOP}
     return (-losses, *more) if more else -losses
 

@@ -20,7 +20,7 @@ class ProxyHolder(nn.Module):
         proxy = self._parameters.get("proxy")
         if not isinstance(proxy, GradientProxy):
             return super()._apply(fn, recurse)
-        device = fn(torch.zeros(1, device=proxy.device)).device
+        device = fn(torch.zeros(1, dtype=torch.float32, device=proxy.device)).device
         if device.type == "meta":
             raise RuntimeError(f"head '{proxy.head.name}' cannot go to the meta device: its values are at a server")
         if device != proxy.device:

@@ -74,7 +74,8 @@ def multi_token_cross_entropy(
         divisors = counts.where(counts != 0, math.inf).to(labels.device)
     else:
         divisors = torch.ones(depths, dtype=torch.float64, device=labels.device)
-    scales = torch.tensor(factors, dtype=torch.float64, device=labels.device) / divisors
+    wanted = torch.tensor(factors, dtype=torch.float64, device=labels.device)
+    scales = wanted / divisors
     of_depth = (depths, *[1] * (labels.dim() - 1))
     if grad_scale is None:
         losses = linear_cross_entropy(hidden, labels, head, reduction="none", token_weights=token_weights, **options)
@@ -91,7 +92,7 @@ def multi_token_cross_entropy(
         return_values=("losses",),
         **options,
     )
-    own = values["losses"].reshape(depths, -1).sum(1, dtype=torch.float64) / torch.tensor(factors, device=labels.device)
+    own = values["losses"].reshape(depths, -1).sum(1, dtype=torch.float64) / wanted
     return loss, own.float()
 
 
@@ -189,7 +190,7 @@ def _counts(
             raise ValueError(f"normalizers has {len(given)} entries, and hidden {depths} depths")
         if not all(math.isfinite(one) and one >= 0 for one in given):
             raise ValueError(f"normalizers is {given}; want finite numbers that are not below 0")
-        return torch.tensor(given, dtype=torch.float64)
+        return torch.tensor(given, dtype=torch.float64, device="cpu")
     if not weighted:
         return (labels != ignore_index).reshape(depths, -1).sum(1).double()
     if not isinstance(weight, Tensor):
@@ -197,4 +198,5 @@ def _counts(
             f"head {head.name!r} has class weights: give them as `weight`, or the sums of those of each depth's labels "
             "as normalizers, or weight=False"
         )
-    return torch.tensor([class_weight_sum(weight, one, ignore_index) for one in labels], dtype=torch.float64)
+    sums = [class_weight_sum(weight, one, ignore_index) for one in labels]
+    return torch.tensor(sums, dtype=torch.float64, device="cpu")

@@ -89,7 +89,7 @@ class _UnknownGradient(torch.Tensor):
 
     @classmethod
     def of(cls, proxy: GradientProxy) -> _UnknownGradient:
-        made: _UnknownGradient = torch.zeros(1, 1, device=proxy.device).as_subclass(cls)
+        made: _UnknownGradient = torch.zeros(1, 1, dtype=torch.float32, device=proxy.device).as_subclass(cls)
         made.head_name = proxy.head.name
         return made
 
@@ -146,7 +146,8 @@ class GradientProxy(torch.nn.Parameter):
     """Whether an optimizer of this process has the parameter, and steps."""
 
     def __new__(cls, head: RemoteHead, window: HeadWindow, device: torch.device | None = None) -> GradientProxy:
-        proxy: GradientProxy = torch.Tensor._make_subclass(cls, torch.zeros(1, 1, device=device), True)
+        value = torch.zeros(1, 1, dtype=torch.float32, device=device or "cpu")
+        proxy: GradientProxy = torch.Tensor._make_subclass(cls, value, True)
         proxy.head = head
         proxy.window = window
         proxy.steps = 0

@@ -34,8 +34,8 @@ def read(head: RemoteHead, spread: tuple[Any, Sequence[Any]] | None) -> tuple[to
         return _read_spread(head, *spread)
     if head.head.info().weight_version:
         return head.read_weights()
-    bias = torch.zeros(head.vocab_size) if head.has_bias else None
-    return torch.zeros(head.vocab_size, head.hidden_size, dtype=head.dtype), bias
+    bias = torch.zeros(head.vocab_size, dtype=torch.float32, device="cpu") if head.has_bias else None
+    return torch.zeros(head.vocab_size, head.hidden_size, dtype=head.dtype, device="cpu"), bias
 
 
 def _read_spread(head: RemoteHead, mesh: Any, placements: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -43,8 +43,8 @@ def _read_spread(head: RemoteHead, mesh: Any, placements: Sequence[Any]) -> tupl
 
     weight = empty(head.vocab_size, head.hidden_size, dtype=head.dtype, device_mesh=mesh, placements=placements)
     first, rows = shard_offset(weight), weight.to_local()
-    own = torch.zeros(rows.shape, dtype=rows.dtype)
-    own_bias = torch.zeros(rows.shape[0]) if head.has_bias else None
+    own = torch.zeros(rows.shape, dtype=rows.dtype, device="cpu")
+    own_bias = torch.zeros(rows.shape[0], dtype=torch.float32, device="cpu") if head.has_bias else None
     version = head.weight_version
     if rows.shape[0] and version:
         head.head.read_rows(

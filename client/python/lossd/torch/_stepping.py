@@ -160,7 +160,7 @@ def _make_states(optimizer: torch.optim.Optimizer) -> None:
                 stacklevel=4,
             )
         if "step" not in state:
-            state["step"] = torch.tensor(-1.0)
+            state["step"] = torch.tensor(-1.0, dtype=torch.float32, device="cpu")
 
 
 def _check_state(said: int, proxy: GradientProxy) -> None:

@@ -39,10 +39,12 @@ def clip_grad_norm_(
     if norm_type not in (2, math.inf):
         raise ValueError(f"norm_type is {norm_type}; heads know the 2-norm and the largest magnitude (2 or math.inf)")
     grads = [p.grad for p in local if p.grad is not None]
-    total = torch.nn.utils.get_total_norm(grads, norm_type, False, foreach)
-    total = total.full_tensor() if hasattr(total, "full_tensor") else total
     parts = [_norm_of(head, norm_type) for head in heads]
-    total = torch.linalg.vector_norm(torch.stack([total, *(part.to(total) for part in parts)]), norm_type)
+    if grads:  # without any, torch's answer has the default dtype and device
+        own = torch.nn.utils.get_total_norm(grads, norm_type, False, foreach)
+        parts.insert(0, own.full_tensor() if hasattr(own, "full_tensor") else own)
+    # The widest dtype of all: half precision has no room for a head's norm.
+    total = torch.linalg.vector_norm(torch.stack([part.to(parts[0].device) for part in parts]), norm_type)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"the total norm of order {norm_type} is {float(total)}; it cannot be clipped. With "
@@ -58,7 +60,7 @@ def _norm_of(head: RemoteHead, norm_type: float) -> torch.Tensor:
         head.refresh_gradient().mul_(factor)
     grad = head.proxy.grad
     if grad is None:
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float32, device="cpu")
     if norm_type == 2 or not bool(torch.isfinite(grad).all()):
         return grad.as_subclass(torch.Tensor).reshape(())
-    return torch.tensor(head.gradient_stats().largest)
+    return torch.tensor(head.gradient_stats().largest, dtype=torch.float32, device="cpu")

@@ -298,7 +298,7 @@ class LocalWeight:
             self.weight.dtype if self.weight.dtype in (torch.float32, torch.bfloat16, torch.float16) else torch.float32
         )
         weight = torch.zeros(self.weight.shape, dtype=dtype, device=self.weight.device)
-        bias = None if self.bias is None else torch.zeros(self.bias.shape)
+        bias = None if self.bias is None else torch.zeros(self.bias.shape, dtype=torch.float32, device="cpu")
         first = window_of(self.head).rank_in_group == 0
         self.head.flush(weight if first else None, gradient_scale=self.gradient_scale, bias_out=bias if first else None)
         return weight, None if bias is None or self.bias is None else bias.to(self.bias)

@@ -415,18 +415,18 @@ class RemoteHead(ProxyHolder):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The weights [V, H], in `out` or a new tensor of `dtype` (the head's), and the bias, fp32 [V], or None."""
         if out is None:
-            out = torch.empty(self.vocab_size, self.hidden_size, dtype=dtype or self.dtype)
+            out = torch.empty(self.vocab_size, self.hidden_size, dtype=dtype or self.dtype, device="cpu")
         self._check_shape("out", out, (self.vocab_size, self.hidden_size))
-        bias = torch.empty(self.vocab_size) if self.has_bias else None
+        bias = torch.empty(self.vocab_size, dtype=torch.float32, device="cpu") if self.has_bias else None
         self.head.read_weights(out=out, dtype=name_of(out.dtype), bias_out=bias)
         return out, bias
 
     def _read_bias(self) -> torch.Tensor:
-        rows, bias = torch.empty(0, self.hidden_size), torch.empty(self.vocab_size)
+        bias = torch.empty(self.vocab_size, dtype=torch.float32, device="cpu")
+        rows = torch.empty(min(_COPY_ROWS, self.vocab_size), self.hidden_size, dtype=torch.float32, device="cpu")
         for first in range(0, self.vocab_size, _COPY_ROWS):
             count = min(_COPY_ROWS, self.vocab_size - first)
-            rows = rows if rows.shape[0] == count else torch.empty(count, self.hidden_size)
-            self.head.read_rows(first, count, out=rows, bias_out=bias[first : first + count])
+            self.head.read_rows(first, count, out=rows[:count], bias_out=bias[first : first + count])
         return bias
 
     # The gradient window
@@ -510,7 +510,8 @@ class RemoteHead(ProxyHolder):
         window = self._window
         factor = gradient_scale * window.scale
         if out is None and options.get("sink") is None and window.rank_in_group == 0:
-            out = torch.empty(self.vocab_size, self.hidden_size, dtype=options.pop("dtype", torch.float32))
+            dtype = options.pop("dtype", torch.float32)
+            out = torch.empty(self.vocab_size, self.hidden_size, dtype=dtype, device="cpu")
         if out is not None:
             options["dtype"] = name_of(out.dtype)
         result: FlushResult = window.collectively(
@@ -669,8 +670,8 @@ def _copy_weights(source: lossd.Head, target: lossd.Head) -> int:
     write = target.begin_write(f"copy of {source.name} at {version}")
     dtype = dtype_of(source.dtype)
     for first in range(0, source.vocab_size, _COPY_ROWS):
-        rows = torch.empty(min(_COPY_ROWS, source.vocab_size - first), source.hidden_size, dtype=dtype)
-        bias = torch.empty(rows.shape[0]) if source.config.bias else None
+        rows = torch.empty(min(_COPY_ROWS, source.vocab_size - first), source.hidden_size, dtype=dtype, device="cpu")
+        bias = torch.empty(rows.shape[0], dtype=torch.float32, device="cpu") if source.config.bias else None
         source.read_rows(first, rows.shape[0], out=rows, weight_version=version, bias_out=bias)
         write.write_rows(first, rows, bias)
     return write.commit()

@@ -161,7 +161,7 @@ class RemoteLmHead(ProxyHolder):
             )
         if logits.numel() == 0:
             return
-        expected = torch.tensor(_PROBES, dtype=torch.float64) * self.logit_scale
+        expected = torch.tensor(_PROBES, dtype=torch.float64, device="cpu") * self.logit_scale
         if self.softcap:
             expected = self.softcap * torch.tanh(expected / self.softcap)
         shown = logits.detach().reshape(-1, len(_PROBES))[0].double().cpu()

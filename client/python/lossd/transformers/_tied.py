@@ -205,4 +205,5 @@ def _bits(weight: torch.Tensor) -> torch.Tensor:
 
 def _factors(size: int, device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(size)
-    return torch.randint(-(1 << 62), 1 << 62, (size,), generator=generator).bitwise_or(1).to(device)
+    drawn = torch.randint(-(1 << 62), 1 << 62, (size,), generator=generator, dtype=torch.int64, device="cpu")
+    return drawn.bitwise_or(1).to(device)

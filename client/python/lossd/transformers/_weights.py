@@ -157,7 +157,7 @@ def restore(linear: nn.Linear, remote: RemoteHead, *, device: torch.device, read
     bias = None if linear.bias is None else linear.bias.data.new_empty(remote.vocab_size, device=device)
     if read_back:
         rows = torch.empty_like(weight, device="cpu")
-        bias_rows = None if bias is None else torch.empty(remote.vocab_size)
+        bias_rows = None if bias is None else torch.empty(remote.vocab_size, dtype=torch.float32, device="cpu")
         remote.head.read_weights(out=rows, dtype=NAMES[rows.dtype], bias_out=bias_rows)
         weight.copy_(rows)
         if bias is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 
@@ -403,3 +404,21 @@ def test_auxiliary_losses_under_another_name(client: lossd.Client, name: str) ->
     outputs = [each(**batch()) for each in (model, local)]
     torch.testing.assert_close(outputs[0].loss, outputs[1].loss, **EXACT)
     assert outputs[1].aux_loss > 0.1
+
+
+@pytest.mark.parametrize("default", [torch.float16, "meta"])
+@pytest.mark.parametrize("kind", ["phi-bias", "llama-tied"])
+def test_defaults_of_torch_do_not_matter_to_patch(
+    client: lossd.Client, name: str, kind: str, default: torch.dtype | str
+) -> None:
+    local = build(kind)
+    model = twin(local)
+    with contextlib.ExitStack() as undo:
+        if isinstance(default, str):
+            undo.enter_context(torch.device(default))
+        else:
+            undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(default)
+        patch(model, client=client, name=name)
+        unpatch(model)
+    torch.testing.assert_close(model.state_dict(), local.state_dict(), rtol=0, atol=0)
