@@ -16,6 +16,7 @@ from lossd.torch._dtypes import dtype_of
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import Tokens, Values, class_weights_count, forward_pass
 from lossd.torch._tokens import class_weight_sum
+from lossd.torch._window import window_of
 
 # Numbers of batches between their two passes. Another process that goes on with this one's session has others.
 _holds = itertools.count(1 + secrets.randbits(48))
@@ -67,6 +68,8 @@ class LossCall:
         again: bool = False,
     ) -> Values:
         """`again`: whether the same tokens probably come back for their gradients."""
+        if again and not self.frozen:
+            window_of(self.head).require_no_join()
         tokens = self.tokens(hidden, labels, weights)
         hold = next(_holds) if again and declared is None and self._holds() else 0
         return forward_pass(

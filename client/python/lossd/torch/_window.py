@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import warnings
@@ -14,7 +15,15 @@ import torch
 from lossd.errors import AlreadyExistsError, WindowLostError
 from lossd.torch._moved import require_own_storage
 from lossd.torch._stepping import UnsteppedHeadWarning, optimizer_steps
-from lossd.torch.distributed import all_do, first_rank_does, gather_objects, world_size
+from lossd.torch.distributed import (
+    active_wrapper,
+    all_do,
+    all_wrappers,
+    first_rank_does,
+    gather_objects,
+    require_no_join,
+    world_size,
+)
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -208,6 +217,18 @@ class HeadWindow:
             discard()
 
     # Together with the other ranks
+
+    @functools.cached_property
+    def _wrappers(self) -> list[weakref.ref[torch.nn.parallel.DistributedDataParallel]]:
+        return all_wrappers()
+
+    def require_no_join(self) -> None:
+        """To be called before a loss that will have a gradient: distributed.require_no_join()."""
+        if self.group is None:
+            return
+        active = active_wrapper()
+        # The head may stand outside of the module that is wrapped.
+        require_no_join(self.head.name, [one() for one in self._wrappers] if active is None else [active])
 
     @property
     def rank_in_group(self) -> int:

@@ -5,12 +5,15 @@ all of them, so that none waits for it for ever."""
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from lossd.torch.head import RemoteHead
@@ -98,6 +101,34 @@ def gather_marks(head: RemoteHead, group: dist.ProcessGroup | None) -> list[str]
     """Marks of the sessions of all ranks, for the one rank that flushes or steps. Waits for batches under way.
     Collective."""
     return [mark for marks in all_do(head.marks, group) for mark in marks]
+
+
+# DistributedDataParallel around the model
+
+
+def active_wrapper() -> DistributedDataParallel | None:
+    """The DistributedDataParallel whose forward pass is under way."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
+def all_wrappers() -> list[weakref.ref[DistributedDataParallel]]:
+    """Every one of this process. It looks at all objects, which takes some time."""
+    return [weakref.ref(one) for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+
+
+def require_no_join(name: str, wrappers: Sequence[DistributedDataParallel | None]) -> None:
+    """ValueError if a rank may run out of batches before the others do, and step head `name` no more. With
+    throw_on_early_termination all ranks end together."""
+    for wrapper in wrappers:
+        config = getattr(wrapper, "_join_config", None)
+        if config is not None and config.enable and not config.throw_on_early_termination:
+            raise ValueError(
+                f"head '{name}' is that of all ranks, and cannot be trained inside DistributedDataParallel.join(): the "
+                "others would wait in each step for a rank that has no more batches. Give every rank as many "
+                "batches (DistributedSampler, DataLoader(drop_last=True), accelerate's even_batches=True), or give a "
+                "rank that has no more some whose labels are all ignore_index, and leave join() out. "
+                "join(throw_on_early_termination=True) works: it ends all ranks together"
+            )
 
 
 # Rows of sharded weights
@@ -234,12 +265,15 @@ def _portable(error: BaseException | None) -> BaseException | None:
 
 
 __all__: Sequence[str] = (
+    "active_wrapper",
     "all_do",
+    "all_wrappers",
     "first_rank_does",
     "gather_marks",
     "gather_objects",
     "global_token_count",
     "read_shard",
+    "require_no_join",
     "shard_offset",
     "world_size",
     "write_shard",

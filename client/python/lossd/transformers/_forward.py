@@ -43,6 +43,7 @@ def _forward_of(model_class: type[nn.Module]) -> Any:
         if state is None:
             return original(self, *args, **kwargs)
         require_group(state.remote, tied=state.tied is not None)
+        state.last_backward.note_forward()
         if state.tied is not None:
             state.tied.refresh()
         kwargs = _by_name(signature, self, args, kwargs)

@@ -11,7 +11,7 @@ import lossd.transformers._weights as _weights
 from lossd.transformers._forward import patched_class
 from lossd.transformers._lm_head import RemoteLmHead
 from lossd.transformers._own_loss import require_same_loss
-from lossd.transformers._ranks import SharedGradient
+from lossd.transformers._ranks import LastBackward, SharedGradient
 from lossd.transformers._state import ATTRIBUTE, Patch, require_patched
 from lossd.transformers._tied import TiedWeight
 
@@ -99,15 +99,16 @@ def patch(
         )
         if tied and upload:
             _weights.upload(remote, linear)  # the trainer's weights are what counts, whatever the head had
-    follower = TiedWeight(remote, linear, automatic=flush_tied == "backward") if tied else None
+    last = LastBackward()
+    follower = TiedWeight(remote, linear, last, automatic=flush_tied == "backward") if tied else None
     lm_head = RemoteLmHead(remote, linear if tied else None, logit_scale=scale, softcap=cap)
     lm_head.train(model.training)
     if not tied:
         _weights.free(linear)
     model.set_output_embeddings(lm_head)
-    shared = SharedGradient(None if tied else remote)
+    shared = SharedGradient(None if tied else remote, last)
     model_class: Any = type(model)
-    setattr(model, ATTRIBUTE, Patch(lm_head, linear, model_class, follower, grad_scale, shared))
+    setattr(model, ATTRIBUTE, Patch(lm_head, linear, model_class, follower, grad_scale, shared, last))
     model.__class__ = patched_class(model_class)
     return remote
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from lossd.torch.head import FrozenCopyWarning
 from lossd.transformers._lm_head import RemoteLmHead
-from lossd.transformers._ranks import SharedGradient
+from lossd.transformers._ranks import LastBackward, SharedGradient
 from lossd.transformers._tied import TiedWeight
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Patch:
     tied: TiedWeight | None
     grad_scale: float | None
     shared: SharedGradient
+    last_backward: LastBackward
     frozen_copy: FrozenCopy = dataclasses.field(default_factory=FrozenCopy)
 
     @property

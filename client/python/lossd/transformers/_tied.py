@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from lossd.torch._stepping import outer_optimizers
 from lossd.torch.distributed import first_rank_does
-from lossd.transformers._ranks import last_backward_of_step
+from lossd.transformers._ranks import LastBackward
 from lossd.transformers._weights import bias_of
 
 if TYPE_CHECKING:
@@ -38,16 +38,17 @@ _SAMPLE_ROWS = 256
 class TiedWeight:
     """Keeps a remote head and the parameter [V, H] that it is tied to the same."""
 
-    def __init__(self, remote: RemoteHead, linear: nn.Linear, *, automatic: bool) -> None:
+    def __init__(self, remote: RemoteHead, linear: nn.Linear, last: LastBackward, *, automatic: bool) -> None:
         """`linear` has the weight, which the server has too by now. Collective with a group."""
         self._remote = remote
         self._linear = linear
+        self._last = last
         self._remember(_digest(linear.weight))
         self._in_doubt = True
         # Another rank may begin with other weights. Once it has the first one's, there is nothing to write.
         self._first_digest = first_rank_does(lambda: self._digest, remote.group)
         self._waiting: object = None
-        self._distrusts_accelerate = False
+        self._flushes_each = False
         self._hook = None
         if automatic and linear.weight.requires_grad:
             self._hook = linear.weight.register_post_accumulate_grad_hook(self._after_backward)
@@ -82,13 +83,14 @@ class TiedWeight:
         """To be called before `optimizer` steps. RuntimeError if it would do so without the head's gradient."""
         if self._waiting is None or not self._is_stepped_by(optimizer) or self._drop_if_given_up():
             return
-        # Who accumulates with accelerate does not step now: this is another loop, whose passes are all to be flushed.
-        self._distrusts_accelerate = True
+        # A loop that accumulates does not step now: this is another one, whose passes are all to be flushed.
+        self._flushes_each = True
         raise RuntimeError(
-            f"an optimizer steps the weight that head {self._remote.name!r} is tied to, without the head's gradient: "
-            "accelerate says that a step's last backward is still to come (GradientState().sync_gradients is False), "
-            "as it does when a run was interrupted. Call zero_grad() and compute the step again, which is right then, "
-            "or lossd.transformers.flush_tied(model) before gradients are unscaled and clipped"
+            f"an optimizer steps the weight that head {self._remote.name!r} is tied to, without the head's gradient: a "
+            "step's last backward is still to come. Either accelerate says so (GradientState().sync_gradients is "
+            "False), as it does when a run was interrupted, or every forward was in DistributedDataParallel.no_sync(). "
+            "Call zero_grad() and compute the step again, which is right then, or lossd.transformers.flush_tied(model) "
+            "before gradients are unscaled and clipped"
         )
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -101,7 +103,8 @@ class TiedWeight:
         """For a copied model, whose head is a frozen copy: it follows the copied embedding, and has no gradient.
         Collective with a group."""
         changed = self._changed()
-        clone = TiedWeight(copy.deepcopy(self._remote, memo), copy.deepcopy(self._linear, memo), automatic=False)
+        remote, linear = copy.deepcopy(self._remote, memo), copy.deepcopy(self._linear, memo)
+        clone = TiedWeight(remote, linear, LastBackward(), automatic=False)
         if changed is not None:  # the copy of the head, which the server made, has them from before
             clone._write(changed)
         return clone
@@ -142,9 +145,9 @@ class TiedWeight:
         return any(parameter is weight for group in optimizer.param_groups for parameter in group["params"])
 
     def _after_backward(self, _: torch.Tensor) -> None:
-        last = last_backward_of_step()
-        if last or self._distrusts_accelerate:
-            self._distrusts_accelerate = not last
+        last = bool(self._last)
+        if last or self._flushes_each:
+            self._flushes_each = not last
             self.flush()
         else:
             self._waiting = self._gradient_state()

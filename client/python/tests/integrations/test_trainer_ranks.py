@@ -20,7 +20,7 @@ def found(server: lossd.Server, tmp_path_factory: pytest.TempPathFactory) -> lis
     return in_processes(ranks.run, [(rank, str(rendezvous), server.target, "ranks-") for rank in range(ranks.RANKS)])
 
 
-@pytest.mark.parametrize("case", [*TRAINED, "frozen", "tied"])
+@pytest.mark.parametrize("case", [*TRAINED, "frozen", "tied", "uneven", "uneven, tied"])
 def test_losses_are_those_of_local_heads(found: list[dict[str, Any]], case: str) -> None:
     for of_rank in found:
         got, want = of_rank[case]["remote"], of_rank[case]["local"]

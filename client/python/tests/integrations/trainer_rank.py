@@ -122,6 +122,26 @@ def by_accelerate(model: torch.nn.Module) -> list[dict[str, float]]:
     return log
 
 
+def by_uneven_ranks(model: torch.nn.Module, rank: int) -> list[dict[str, float]]:
+    """A loop of DistributedDataParallel alone, whose ranks come to each step by one and by three micro-batches."""
+    ddp = DistributedDataParallel(model.train())
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    count = 1 + 2 * rank
+    log = []
+    for step in range(STEPS):
+        losses = []
+        for number in range(count):
+            with ddp.no_sync() if number < count - 1 else contextlib.nullcontext():
+                losses.append(ddp(**batch(seed=100 * rank + 10 * step + number)).loss / count)
+                losses[-1].backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        log.append({"loss": float(sum(losses)), "grad_norm": float(norm)})
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        return [*log, {"loss": float(ddp(**batch()).loss)}]
+
+
 def by_sampling_ranks(model: torch.nn.Module, rank: int) -> list[dict[str, Any]]:
     """A loop whose ranks call the model more or less often between steps, one of them alone to begin with."""
     log = []
@@ -200,6 +220,12 @@ def run(rank: int, rendezvous: str, target: str, name: str) -> dict[str, Any]:
             "remote": by_trainer(model, transformers.Trainer, max_grad_norm=MAX_NORM),
             "local": by_trainer(build("llama-tied"), transformers.Trainer, max_grad_norm=MAX_NORM),
         }
+        for case, kind in {"uneven": "llama", "uneven, tied": "llama-tied"}.items():
+            shared = {"average": True, "optimizer": lossd.SGD()} if kind == "llama" else {}
+            model = build(kind)
+            patch(model, client=client, name=name + case.replace(", ", "-"), group=dist.group.WORLD, **shared)
+            found[case] = {"remote": by_uneven_ranks(model, rank), "local": by_uneven_ranks(build(kind), rank)}
+
         tied_logs = {}
         for kind in ("remote", "local"):
             model = build("llama-tied", seed=3 + rank)  # DistributedDataParallel makes them the same

@@ -190,6 +190,41 @@ def test_a_head_in_a_data_parallel_model_is_stepped_as_a_local_one(
     client.delete_head("ddp-head")
 
 
+def joined(rank: int, group: dist.ProcessGroup, server: str, name: str, outside: bool, throws: bool) -> Any:
+    """What a rank with two batches, and one with four, are told inside join(); and how many steps there were."""
+    head = RemoteHead(lossd.connect(server).head(name), group=group, average=True)
+    torch.manual_seed(5)
+    ddp = DistributedDataParallel(torch.nn.Linear(6, 6) if outside else WithHead(head), process_group=group)
+    optimizer = torch.optim.SGD([*ddp.parameters(), *(head.parameters() if outside else [])], lr=0.1)
+    said = ""
+    try:
+        with ddp.join(throw_on_early_termination=throws):
+            for step in range(2 + 2 * rank):
+                hidden, target = batch(10 * step + rank)
+                (head(ddp(hidden), target) if outside else ddp(hidden, target)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    except (RuntimeError, ValueError) as error:
+        said = str(error)
+    dist.barrier(group)
+    steps = head.head.info().optimizer_steps
+    head.close()
+    return said, steps
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("throws", [False, True])
+def test_ranks_that_run_out_of_batches_are_refused_or_end_together(
+    ranks: Ranks, server: lossd.Server, make_remote: Callable[..., RemoteHead], outside: bool, throws: bool
+) -> None:
+    head = make_remote(optimizer=lossd.SGD())
+    (first, steps), (second, _) = ranks.run(joined, server.target, head.name, outside, throws)
+    if throws:
+        assert "exhausted all inputs" in first and "exhausted inputs" in second and steps == 2
+    else:
+        assert "drop_last=True" in first and first == second and steps == 0
+
+
 def sharded_optimizer(rank: int, group: dist.ProcessGroup, server: str, name: str, weight: torch.Tensor) -> Any:
     head = RemoteHead.from_linear(
         lossd.connect(server), linear_of(weight), name, optimizer=lossd.AdamW(), group=group, average=True
