@@ -15,7 +15,7 @@ import torch
 from lossd.errors import DataLossError, WindowLostError
 from lossd.results import FlushResult
 from lossd.torch._window import HeadWindow, window_of
-from lossd.torch.distributed import first_rank_does, gather_marks
+from lossd.torch.distributed import active_wrapper, first_rank_does, gather_marks
 from lossd.torch.head import RemoteHead
 
 
@@ -207,7 +207,10 @@ class LocalWeight:
 
     If the head has a group, each backward pass, or wgrad(), is collective: the first rank gets the gradient of all
     ranks and the others zeros, so that a reduction which sums them is right, and one which averages them averages;
-    leave RemoteHead's `average` off. gradient_scale multiplies what lands."""
+    leave RemoteHead's `average` off. Within DistributedDataParallel.no_sync() backward leaves the gradient at the
+    server, and the first pass outside of it fetches all: ranks may differ in the passes before.
+
+    gradient_scale multiplies what lands."""
 
     def __init__(
         self,
@@ -238,10 +241,14 @@ class LocalWeight:
         self.gradient_scale = gradient_scale
         self.waiting = False
         """A gradient is to be fetched by wgrad()."""
+        self._synchronized = True
         self._hooks: list[Callable[[], None]] = []
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """`hidden` as it is, for linear_cross_entropy; its backward is where the weight gets its gradient."""
+        if self.head.group is not None and torch.is_grad_enabled():
+            wrapper = active_wrapper()
+            self._synchronized = wrapper is None or wrapper.require_backward_grad_sync
         tied: torch.Tensor = _Tie.apply(hidden, self.weight, self.bias, self)
         return tied
 
@@ -261,7 +268,14 @@ class LocalWeight:
         self._hooks.append(hook)
 
     def upload(self) -> int:
-        """Writes the parameters to the server; returns the version of the weights."""
+        """Writes the parameters to the server; returns the version of the weights. RuntimeError if they were stepped
+        without the gradient of passes in no_sync()."""
+        if self.waiting and not self._synchronized and not self.delay_wgrad:
+            raise RuntimeError(
+                f"a gradient of head '{self.head.name}' waits at the server, of backward passes that were all in "
+                "DistributedDataParallel.no_sync(): make the last one of a step outside of it, or call wgrad() before "
+                "the optimizer steps"
+            )
         return self.head.write_weights(self.weight, self.bias)
 
     def _land(self) -> FlushResult:
@@ -276,14 +290,16 @@ class LocalWeight:
 
     def gradients(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """What backward returns for weight and bias."""
-        if self.delay_wgrad:
+        if self.delay_wgrad or not self._synchronized:
             self.waiting = True
         elif self.accumulate_into_main_grad:
             self.waiting = True  # until it has landed: after an error wgrad() goes on with it
             self._land()
             self.waiting = False
         else:
-            return self._fetch()
+            fetched = self._fetch()
+            self.waiting = False
+            return fetched
         return self._dummy(self.weight), self._dummy(self.bias)
 
     def _dummy(self, parameter: torch.nn.Parameter | None) -> torch.Tensor | None:
