@@ -394,7 +394,7 @@ class Head:
         if rate is None:
             raise ValueError(
                 f"step() of head {self.name!r} needs a learning rate: step(lr=1e-3), or create the head with "
-                "optimizer=lossd.AdamW(lr=1e-3)"
+                "optimizer=lossd.AdamW(lr=1e-3), which optimizers with lr=None (Adafactor's relative_step) step it with"
             )
         return rate
 

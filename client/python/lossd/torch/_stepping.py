@@ -74,8 +74,9 @@ def step_options(head: RemoteHead, group: dict[str, Any]) -> dict[str, Any]:
     return {name: _number(value) for name, value in options.items()}
 
 
-def learning_rate(group: dict[str, Any]) -> float:
-    return float(_number(group["lr"]))
+def learning_rate(group: dict[str, Any]) -> float | None:
+    """None of a group that has none, such as Adafactor's with relative_step: the head's own."""
+    return None if group["lr"] is None else float(_number(group["lr"]))
 
 
 def _number(value: Any) -> Any:
@@ -125,7 +126,10 @@ def _step_heads(optimizer: torch.optim.Optimizer) -> None:
             continue
         taken = optimizer.state[proxy]["step"]
         _check_state(int(taken), proxy)
-        result = proxy.head.step(learning_rate(group), gradient_scale=scale, **step_options(proxy.head, group))
+        options = step_options(proxy.head, group)
+        if _kind(optimizer, group) != "SGD":  # whose momentum, as Muon's, is another thing
+            options.pop("momentum", None)
+        result = proxy.head.step(learning_rate(group), gradient_scale=scale, **options)
         proxy.steps = result.step
         taken.fill_(float(result.step))
 
@@ -188,23 +192,34 @@ def _check_rule(optimizer: torch.optim.Optimizer, group: dict[str, Any], head: R
     """ValueError if the head has no rule to be stepped by; a warning, once, if it has another than the optimizer."""
     rule = head.head.config.optimizer
     mine, theirs = type(optimizer).__name__, type(rule).__name__
-    kind = next((one.__name__ for one in type(optimizer).__mro__ if one.__name__ in ("SGD", "Adam", "AdamW")), mine)
-    if kind == "Adam" and group.get("decoupled_weight_decay"):
-        kind = "AdamW"
+    kind = _kind(optimizer, group)
     if rule is None:
         raise ValueError(
             f"{mine} has the parameter of head '{head.name}', which has no optimizer at its server: create it with "
             "optimizer=lossd.AdamW(...), or flush its gradient into a parameter of your own (lossd.torch.LocalWeight)"
+        )
+    if kind == "SGD" and isinstance(rule, SGD) and rule.momentum == 0.0 and float(group.get("momentum", 0.0)) != 0.0:
+        raise ValueError(
+            f"{mine} has momentum={float(group['momentum'])}, and head '{head.name}' was created without, so that it "
+            f"has no buffer for it: create it with optimizer=lossd.SGD(momentum={float(group['momentum'])})"
         )
     problem = _difference(rule, group) if kind == theirs else f"steps by {theirs}"
     if problem and (head.name, mine) not in _warned:
         _warned.add((head.name, mine))
         warnings.warn(
             f"{mine} steps head '{head.name}', which {problem}: the head keeps its own rule, and takes the "
-            "optimizer's lr, weight_decay, betas and momentum",
+            "optimizer's lr, weight_decay and betas, and SGD's momentum. A head that is to have a rate of its own "
+            "stays out of this optimizer, and has lossd.torch.RemoteOptimizer(head, lr=...)",
             OtherRuleWarning,
             stacklevel=4,
         )
+
+
+def _kind(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> str:
+    """The name of the rule that it steps by."""
+    names = [one.__name__ for one in type(optimizer).__mro__]
+    kind = next((name for name in names if name in ("SGD", "Adam", "AdamW")), names[0])
+    return "AdamW" if kind == "Adam" and group.get("decoupled_weight_decay") else kind
 
 
 def _difference(rule: Optimizer, group: dict[str, Any]) -> str:
@@ -237,14 +252,14 @@ def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dic
 @torch._disable_dynamo
 def _last_before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is None:
-        return _step_heads(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         names = ", ".join(f"'{proxy.head.name}'" for proxy, _ in _heads_of(optimizer))
         raise ValueError(
             f"LBFGS asks for the loss several times a step, and head {names} steps by a rule of its own: leave its "
             "parameter out, and call head.step(lr)"
         )
+    if closure is None:
+        return _step_heads(optimizer)
 
     @functools.wraps(closure)
     def closure_and_heads() -> Any:  # the gradients are there when it returns, and heads come first

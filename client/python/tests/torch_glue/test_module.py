@@ -165,7 +165,54 @@ def test_a_step_called_again_after_an_error_goes_on_where_it_failed(
     compare(remote, local)
 
 
+def optimizers() -> dict[str, tuple[Any, dict[str, Any]]]:
+    """All of torch's and transformers' that step by another rule than a head."""
+    found = {
+        name: (kind, {})
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    }
+    for name in ("SGD", "SparseAdam", "LBFGS"):  # a head's rule, of sparse gradients, refused below
+        del found[name]
+    adafactor = pytest.importorskip("transformers").Adafactor
+    found["RMSprop, momentum"] = torch.optim.RMSprop, {"momentum": 0.9}
+    found["transformers.Adafactor"] = adafactor, {}
+    found["transformers.Adafactor, lr"] = adafactor, {"lr": 1e-3, "relative_step": False}
+    return found
+
+
+@pytest.mark.parametrize("lr", [None, 0.25])
+def test_any_optimizer_steps_a_head_by_its_own_rule(client: lossd.Client, lr: float | None) -> None:
+    weight = torch.randn(11, 6)
+    hidden, labels = batch()
+    leaf = weight.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(hidden @ leaf.T, labels), leaf)
+    for number, (name, (kind, options)) in enumerate(optimizers().items()):
+        own = f"rule-{number}-{lr}"
+        head = RemoteHead.create(client, own, 11, 6, dtype=torch.float32, weights=weight, optimizer=lossd.SGD(lr=lr))
+        optimizer = kind([torch.nn.Parameter(torch.ones(6, 6)), *head.parameters()], **options)
+        if "weight_decay" in optimizer.param_groups[0]:
+            optimizer.param_groups[0]["weight_decay"] = 0.0
+        head(hidden, labels).backward()
+        rate = optimizer.param_groups[0]["lr"]
+        with pytest.warns(OtherRuleWarning, match=f"{kind.__name__} steps head '{own}', which steps by SGD"):
+            if rate is None and lr is None:
+                with pytest.raises(ValueError, match=r"lossd.AdamW\(lr=1e-3\), which optimizers with lr=None"):
+                    optimizer.step()
+            else:
+                optimizer.step()
+                wanted = weight - (lr if rate is None else float(rate)) * gradient
+                torch.testing.assert_close(
+                    head.read_weights()[0], wanted, msg=lambda text, name=name: f"{name}: {text}"
+                )
+        client.delete_head(own, discard_gradient=True)
+
+
 def test_another_rule_than_the_optimizers_is_said(models: Any) -> None:
+    remote, _ = models(optimizer=lossd.SGD())
+    remote.loss(*batch()).backward()
+    with pytest.raises(ValueError, match=r"momentum=0.9, and head .*lossd.SGD\(momentum=0.9\)"):
+        torch.optim.SGD(remote.parameters(), lr=0.05, momentum=0.9).step()
     remote, _ = models(optimizer=lossd.SGD())
     optimizer = torch.optim.AdamW(remote.parameters(), lr=0.05)
     remote.loss(*batch()).backward()
