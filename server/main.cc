@@ -262,6 +262,7 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> StartEngine(Options& options, co
   }
   if (options.engine.memory_limit_bytes == 0) {
     options.engine.memory_limit_bytes = (*device)->AvailableMemory();
+    if ((*device)->IsHost()) options.engine.memory_bound = engine::MemoryBound();
   }
   return engine::Engine::Create(options.engine, *std::move(device));
 }
@@ -308,6 +309,10 @@ void LogServing(const Options& options, const Ports& ports, const engine::Engine
        {"device", engine.device().description()},
        {"memory_limit_bytes", options.engine.memory_limit_bytes},
        {"incarnation", engine.incarnation()}});
+  if (!options.engine.memory_bound.empty()) {
+    Log(LogLevel::kInfo, "the memory limit comes from a control group",
+        {{"bound", options.engine.memory_bound}});
+  }
   if (engine.regions().enabled()) {
     Log(LogLevel::kInfo, "sharing memory with clients on this host",
         {{"socket", server.region_socket_path()}, {"region_bytes", options.engine.regions.total_bytes}});

@@ -49,8 +49,9 @@ struct DrainRecord;
 
 struct EngineOptions {
   int64_t memory_limit_bytes = int64_t{8} << 30;  // what heads and the workspace may reserve
-  int64_t head_quota_bytes = 0;                   // of that, one head with its sessions; 0: all of it
-  int64_t parking_bytes = 0;                      // of the host, for heads that are parked; 0: none can be
+  std::string memory_bound;      // the control group that sets it, for messages; may be empty
+  int64_t head_quota_bytes = 0;  // of that, one head with its sessions; 0: all of it
+  int64_t parking_bytes = 0;     // of the host, for heads that are parked; 0: none can be
   ChunkLimits chunk_limits;
   int64_t lane_credit_bytes = int64_t{32} << 20;  // payload in and out that one lane may have under way
   int64_t session_credit_bytes = 0;               // that all lanes of a session may; 0: four lanes' worth

@@ -1,31 +1,45 @@
 #include "server/engine/memory/control_group.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 
 namespace lossd::engine {
 namespace {
 
+// Files that hold a limit and the usage that it bounds.
+struct Bound {
+  absl::string_view limit;
+  absl::string_view usage;
+};
+
 // How a version of control groups lays out its files.
 struct Layout {
   absl::string_view mount;
-  absl::string_view limit;
-  absl::string_view usage;
-  absl::string_view droppable;  // the line of memory.stat with the file pages that nobody used lately
+  std::array<Bound, 2> bounds;
+  // The lines of memory.stat that the kernel can reclaim. The pages of tmpfs are in none of them: they lie in
+  // the lists of anonymous memory.
+  std::array<absl::string_view, 3> reclaimable;
 };
-constexpr Layout kVersion1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                              "total_inactive_file "};
-constexpr Layout kVersion2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
+// The second bound is of memory and swap together. The statistics of version 1 do not tell its slabs.
+constexpr Layout kVersion1 = {"/sys/fs/cgroup/memory",
+                              {{{"memory.limit_in_bytes", "memory.usage_in_bytes"},
+                                {"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"}}},
+                              {"total_inactive_file", "total_active_file", ""}};
+// Beyond memory.high, the kernel slows the group down until little of it moves.
+constexpr Layout kVersion2 = {"/sys/fs/cgroup",
+                              {{{"memory.max", "memory.current"}, {"memory.high", "memory.current"}}},
+                              {"inactive_file", "active_file", "slab_reclaimable"}};
 
 // The group of this process, as a path below the mount.
 struct Membership {
@@ -59,24 +73,34 @@ std::optional<int64_t> ReadNumber(const std::string& file) {
   return value;
 }
 
-int64_t ReadDroppable(const std::string& file, absl::string_view name) {
+int64_t ReadReclaimable(const std::string& file, const Layout& layout) {
   std::ifstream stream(file);
+  int64_t sum = 0;
   for (std::string line; std::getline(stream, line);) {
-    absl::string_view text = line;
+    const std::vector<absl::string_view> fields = absl::StrSplit(line, ' ');
     int64_t value = 0;
-    if (absl::ConsumePrefix(&text, name) && absl::SimpleAtoi(text, &value)) return value;
+    if (fields.size() != 2 || !absl::SimpleAtoi(fields[1], &value)) continue;
+    if (absl::c_linear_search(layout.reclaimable, fields[0])) sum += value;
   }
-  return 0;
+  return sum;
 }
 
-void Tighten(const Layout& layout, const std::string& folder, ControlGroupMemory& memory) {
-  const std::optional<int64_t> limit = ReadNumber(absl::StrCat(folder, "/", layout.limit));
-  if (!limit.has_value()) return;
-  memory.limit_bytes = std::min(memory.limit_bytes, *limit);
-  const int64_t used = ReadNumber(absl::StrCat(folder, "/", layout.usage)).value_or(0);
-  const int64_t droppable = ReadDroppable(absl::StrCat(folder, "/memory.stat"), layout.droppable);
-  const int64_t kept = std::max<int64_t>(used - droppable, 0);
-  memory.available_bytes = std::min(memory.available_bytes, std::max<int64_t>(*limit - kept, 0));
+// `path`: of the group, below the mount at `mount`.
+void Tighten(const Layout& layout, const std::string& mount, const std::string& path,
+             ControlGroupMemory& memory) {
+  const std::string folder = absl::StrCat(mount, path, "/");
+  for (const Bound& bound : layout.bounds) {
+    const std::optional<int64_t> limit = ReadNumber(absl::StrCat(folder, bound.limit));
+    if (!limit.has_value()) continue;
+    memory.limit_bytes = std::min(memory.limit_bytes, *limit);
+    const int64_t used = ReadNumber(absl::StrCat(folder, bound.usage)).value_or(0);
+    const int64_t reclaimable = ReadReclaimable(absl::StrCat(folder, "memory.stat"), layout);
+    const int64_t available = std::max<int64_t>(*limit - std::max<int64_t>(used - reclaimable, 0), 0);
+    if (available >= memory.available_bytes) continue;
+    memory.available_bytes = available;
+    memory.tightest = absl::StrCat("control group ", path.empty() ? "/" : path, " (", bound.limit, " is ",
+                                   *limit, " bytes)");
+  }
 }
 
 }  // namespace
@@ -89,7 +113,7 @@ ControlGroupMemory ReadControlGroupMemory(const std::string& root) {
   std::string path = absl::StrContains(member.path, "..") ? "" : member.path;
   while (true) {
     while (absl::EndsWith(path, "/")) path.pop_back();
-    Tighten(member.layout, absl::StrCat(root, member.layout.mount, path), memory);
+    Tighten(member.layout, absl::StrCat(root, member.layout.mount), path, memory);
     if (path.empty()) return memory;
     path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
   }

@@ -11,11 +11,13 @@ namespace lossd::engine {
 struct ControlGroupMemory {
   int64_t limit_bytes = std::numeric_limits<int64_t>::max();
   int64_t available_bytes = std::numeric_limits<int64_t>::max();  // to be taken before the limit is reached
+  // For messages: the group with the fewest available bytes, its limit's file and value. Empty: no limit.
+  std::string tightest;
 };
 
 // What the control group of this process and those above it allow, the tightest of them; of version 1 or 2.
-// File pages that the kernel would drop first count as available. `root` stands before /proc and /sys in
-// tests. From any thread.
+// As in MemAvailable, memory that the kernel can reclaim without swapping counts as available. `root` stands
+// before /proc and /sys in tests. From any thread.
 ControlGroupMemory ReadControlGroupMemory(const std::string& root = "");
 
 }  // namespace lossd::engine

@@ -33,6 +33,13 @@ int64_t TotalBytes(const MemoryPlan& plan) {
   return total;
 }
 
+std::string HeadMemoryAdvice(absl::string_view bound) {
+  return absl::StrCat("delete a head, park one that is not in use, ",
+                      bound.empty() ? "raise --memory_limit_bytes"
+                                    : absl::StrCat("raise the limit of the ", bound, " and restart lossd"),
+                      ", or create a smaller head");
+}
+
 MemoryPlan Merged(const MemoryPlan& plan) {
   MemoryPlan merged;
   for (const MemoryItem& item : plan) Add(item, &merged);

@@ -37,6 +37,10 @@ int64_t TotalBytes(const MemoryPlan& plan);
 // One item for each purpose and place, in the order in which they first occur.
 MemoryPlan Merged(const MemoryPlan& plan);
 
+// What to do where heads need more than the limit. `bound`: the control group that the limit was taken from,
+// as MemoryBound() names it; may be empty.
+std::string HeadMemoryAdvice(absl::string_view bound = "");
+
 class MemoryReservation;
 
 // Who has reserved what, all of one moment: `reserved` is the sum of everything below it.
@@ -55,9 +59,7 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   // `head_quota_bytes`: most that one head may have with all its sessions; 0: as much as there is. `advice`:
   // what to do where the limit is exceeded.
   explicit MemoryBudget(int64_t limit_bytes, int64_t head_quota_bytes = 0,
-                        std::string advice =
-                            "delete a head, park one that is not in use, raise "
-                            "--memory_limit_bytes, or create a smaller head")
+                        std::string advice = HeadMemoryAdvice())
       : limit_(limit_bytes), head_quota_(head_quota_bytes), advice_(std::move(advice)) {}
 
   // For `head`, or if that is empty for what no head owns; `what` is for messages. RESOURCE_EXHAUSTED with a

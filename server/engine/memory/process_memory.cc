@@ -50,6 +50,8 @@ int64_t KilobyteField(const char* path, absl::string_view name) {
   return field.value;
 }
 
+int64_t SystemAvailable() { return KilobyteField("/proc/meminfo", "MemAvailable"); }
+
 }  // namespace
 
 ProcessMemory ReadProcessMemory() {
@@ -81,8 +83,11 @@ int64_t DefaultHeadBytes(int64_t available, int64_t staging_bytes) {
   return left - std::max(left / 10, std::min(int64_t{1} << 30, left / 4));
 }
 
-int64_t AvailableMemory() {
-  return std::min(KilobyteField("/proc/meminfo", "MemAvailable"), ReadControlGroupMemory().available_bytes);
+int64_t AvailableMemory() { return std::min(SystemAvailable(), ReadControlGroupMemory().available_bytes); }
+
+std::string MemoryBound() {
+  const ControlGroupMemory group = ReadControlGroupMemory();
+  return group.available_bytes < SystemAvailable() ? group.tightest : "";
 }
 
 int64_t TotalMemory() {

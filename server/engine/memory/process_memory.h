@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace lossd::engine {
 
@@ -20,6 +21,9 @@ ProcessMemory ReadProcessMemory();
 // What this process may still take, in bytes: the smaller of the system's available memory and the room left
 // in its control groups.
 int64_t AvailableMemory();
+
+// For messages: the control group that bounds AvailableMemory(), and its limit. Empty if the system does.
+std::string MemoryBound();
 
 // All that there is: the smaller of the system's memory and the limit of this process's control groups.
 int64_t TotalMemory();

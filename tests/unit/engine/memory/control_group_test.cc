@@ -21,6 +21,7 @@ struct System {
   std::map<std::string, std::string> files;
   int64_t limit_bytes = kNone;
   int64_t available_bytes = kNone;
+  std::string tightest = {};
 };
 
 std::ostream& operator<<(std::ostream& out, const System& system) { return out << system.name; }
@@ -35,7 +36,39 @@ std::vector<System> Systems() {
                  {"sys/fs/cgroup/memory.current", "700\n"},
                  {"sys/fs/cgroup/memory.stat", "anon 400\ninactive_file 200\nactive_file 100\n"}},
        .limit_bytes = 1000,
-       .available_bytes = 500},
+       .available_bytes = 600,
+       .tightest = "control group / (memory.max is 1000 bytes)"},
+      // Files that were read twice, and the kernel's objects for them. Pages of tmpfs count as `file`, but
+      // lie in the lists of anonymous memory: they go nowhere without swap.
+      {.name = "Version2FullOfPageCache",
+       .files = {{"proc/self/cgroup", "0::/a\n"},
+                 {"sys/fs/cgroup/a/memory.max", "1000\n"},
+                 {"sys/fs/cgroup/a/memory.high", "max\n"},
+                 {"sys/fs/cgroup/a/memory.current", "1000\n"},
+                 {"sys/fs/cgroup/a/memory.stat",
+                  "anon 50\nfile 900\nfile_mapped 9\nshmem 150\ninactive_anon 150\nactive_anon 50\n"
+                  "inactive_file 10\nactive_file 740\nunevictable 0\nslab_reclaimable 40\n"
+                  "slab_unreclaimable 10\nslab 50\n"}},
+       .limit_bytes = 1000,
+       .available_bytes = 790,
+       .tightest = "control group /a (memory.max is 1000 bytes)"},
+      {.name = "Version2IsSlowedDownBeforeItsLimit",
+       .files = {{"proc/self/cgroup", "0::/a\n"},
+                 {"sys/fs/cgroup/a/memory.max", "max\n"},
+                 {"sys/fs/cgroup/a/memory.high", "800\n"},
+                 {"sys/fs/cgroup/a/memory.current", "700\n"},
+                 {"sys/fs/cgroup/a/memory.stat", "active_file 100\n"}},
+       .limit_bytes = 800,
+       .available_bytes = 200,
+       .tightest = "control group /a (memory.high is 800 bytes)"},
+      {.name = "MoreReclaimableThanUsedIsTheLimit",  // the files are not of one moment
+       .files = {{"proc/self/cgroup", "0::/\n"},
+                 {"sys/fs/cgroup/memory.max", "1000\n"},
+                 {"sys/fs/cgroup/memory.current", "100\n"},
+                 {"sys/fs/cgroup/memory.stat", "active_file 150\n"}},
+       .limit_bytes = 1000,
+       .available_bytes = 1000,
+       .tightest = "control group / (memory.max is 1000 bytes)"},
       {.name = "Version2WithoutLimit",
        .files = {{"proc/self/cgroup", "0::/user.slice\n"},
                  {"sys/fs/cgroup/user.slice/memory.max", "max\n"},
@@ -49,17 +82,31 @@ std::vector<System> Systems() {
                  {"sys/fs/cgroup/system.slice/memory.max", "2000\n"},
                  {"sys/fs/cgroup/system.slice/memory.current", "1900\n"}},
        .limit_bytes = 1000,
-       .available_bytes = 100},
+       .available_bytes = 100,
+       .tightest = "control group /system.slice (memory.max is 2000 bytes)"},
       {.name = "Version1OfTheGroupAndThoseAbove",
        .files = {{"proc/self/cgroup", "5:cpu,cpuacct:/elsewhere\n3:memory:/docker/abc\n0::/\n"},
                  {"sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "1000\n"},
                  {"sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes", "900\n"},
                  {"sys/fs/cgroup/memory/docker/abc/memory.stat",
-                  "inactive_file 1\ntotal_inactive_file 300\n"},
+                  "inactive_file 1\nactive_file 2\nshmem 4\ntotal_cache 600\ntotal_inactive_file 300\n"
+                  "total_active_file 200\n"},
                  {"sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"},
                  {"sys/fs/cgroup/memory/memory.usage_in_bytes", "5000\n"}},
        .limit_bytes = 1000,
-       .available_bytes = 400},
+       .available_bytes = 600,
+       .tightest = "control group /docker/abc (memory.limit_in_bytes is 1000 bytes)"},
+      // 300 bytes of the group are in swap.
+      {.name = "Version1OfMemoryAndSwapTogether",
+       .files = {{"proc/self/cgroup", "3:memory:/a\n"},
+                 {"sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1000\n"},
+                 {"sys/fs/cgroup/memory/a/memory.usage_in_bytes", "600\n"},
+                 {"sys/fs/cgroup/memory/a/memory.memsw.limit_in_bytes", "1000\n"},
+                 {"sys/fs/cgroup/memory/a/memory.memsw.usage_in_bytes", "900\n"},
+                 {"sys/fs/cgroup/memory/a/memory.stat", "total_active_file 100\n"}},
+       .limit_bytes = 1000,
+       .available_bytes = 200,
+       .tightest = "control group /a (memory.memsw.limit_in_bytes is 1000 bytes)"},
       // Without a namespace the path is the host's, which the container does not see: its own group is
       // mounted.
       {.name = "Version1InAContainer",
@@ -67,19 +114,22 @@ std::vector<System> Systems() {
                  {"sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n"},
                  {"sys/fs/cgroup/memory/memory.usage_in_bytes", "250\n"}},
        .limit_bytes = 1000,
-       .available_bytes = 750},
+       .available_bytes = 750,
+       .tightest = "control group / (memory.limit_in_bytes is 1000 bytes)"},
       {.name = "MoreUsedThanAllowedIsNoRoom",
        .files = {{"proc/self/cgroup", "0::/\n"},
                  {"sys/fs/cgroup/memory.max", "1000\n"},
                  {"sys/fs/cgroup/memory.current", "1200\n"}},
        .limit_bytes = 1000,
-       .available_bytes = 0},
+       .available_bytes = 0,
+       .tightest = "control group / (memory.max is 1000 bytes)"},
       {.name = "APathOutOfTheMountIsNotFollowed",
        .files = {{"proc/self/cgroup", "0::/../../memory\n"},
                  {"sys/fs/memory/memory.max", "10\n"},
                  {"sys/fs/cgroup/memory.max", "1000\n"}},
        .limit_bytes = 1000,
-       .available_bytes = 1000},
+       .available_bytes = 1000,
+       .tightest = "control group / (memory.max is 1000 bytes)"},
   };
 }
 
@@ -94,6 +144,7 @@ TEST_P(ControlGroup, AllowsWhatTheFilesSay) {
   const ControlGroupMemory memory = ReadControlGroupMemory(root.path());
   EXPECT_EQ(memory.limit_bytes, GetParam().limit_bytes);
   EXPECT_EQ(memory.available_bytes, GetParam().available_bytes);
+  EXPECT_EQ(memory.tightest, GetParam().tightest);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ControlGroup, ::testing::ValuesIn(Systems()),

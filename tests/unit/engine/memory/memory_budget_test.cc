@@ -48,9 +48,17 @@ TEST(MemoryBudget, RefusesWithATableAndGivesBackWhatIsReleased) {
     EXPECT_THAT(std::string(second.status().message()), HasSubstr(part));
   }
   EXPECT_THAT(std::string(second.status().message()), Not(HasSubstr("quota")));
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("--memory_limit_bytes"));
   EXPECT_EQ(budget->reserved(), 60);
   first->reset();
   EXPECT_EQ(budget->reserved(), 0);
+}
+
+TEST(MemoryBudget, ARefusalNamesTheControlGroupThatSetsTheLimit) {
+  auto budget =
+      std::make_shared<MemoryBudget>(100, 0, HeadMemoryAdvice("control group /a (memory.max is 9 bytes)"));
+  EXPECT_THAT(std::string(budget->Reserve("a", "a head", {{"weights", 101}}).status().message()),
+              HasSubstr("raise the limit of the control group /a (memory.max is 9 bytes)"));
 }
 
 TEST(MemoryBudget, AHeadHasItsQuotaWithAllItsReservationsAndOthersHaveTheirs) {
