@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,6 +48,7 @@
 #include "server/startup/replicas/join_replicas.h"
 #include "server/startup/restart.h"
 #include "server/startup/start_heads.h"
+#include "server/telemetry/common/log_writer.h"
 #include "server/telemetry/common/logging.h"
 #include "server/telemetry/common/service_counters.h"
 #include "server/telemetry/metrics.h"
@@ -413,6 +413,7 @@ int Serve(Options options, ParentLink* parent) {
   access_watch.LogStart();
   WarnOfExposure(options.exposure);
   // Last, so that whoever waits for the file finds the whole start in the log.
+  telemetry::FlushLog();
   const absl::Status published = port_file->Publish();
   if (published.ok()) WaitForEnd(signals, device_failed, **engine, **server, tell_ready, access_watch);
   if (parent != nullptr) parent->TellDraining();
@@ -476,7 +477,7 @@ int FollowLeader(const Options& options, ParentLink* parent) {
 int BeRank(Options options) {
   absl::StatusOr<ParentLink> parent = ParentLink::Take(options.group.process->parent);
   if (!parent.ok()) {
-    std::cerr << "lossd: " << parent.status().message() << "\n";
+    telemetry::WriteLastLine(STDERR_FILENO, absl::StrCat("lossd: ", parent.status().message(), "\n"));
     return kUsageError;
   }
   prctl(PR_SET_NAME, "lossd");  // it was started by another name of the program
@@ -508,7 +509,7 @@ int main(int argc, char** argv) {
   lossd::rpc::BoundReadBuffers();
   absl::StatusOr<lossd::Options> options = lossd::ReadOptions(argc, argv);
   if (!options.ok()) {
-    std::cerr << "lossd: " << options.status().message() << "\n";
+    lossd::telemetry::WriteLastLine(STDERR_FILENO, absl::StrCat("lossd: ", options.status().message(), "\n"));
     return absl::IsUnavailable(options.status()) ? lossd::kExitFailure : lossd::kUsageError;
   }
   return lossd::Run(*std::move(options), argc, argv);

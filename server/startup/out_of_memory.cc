@@ -11,6 +11,7 @@
 #include <system_error>
 #include <typeinfo>
 
+#include "server/telemetry/common/log_writer.h"
 #include "server/telemetry/common/logging.h"
 
 namespace lossd {
@@ -46,6 +47,7 @@ void OnFatalSignal(int number) {
   void* some = mmap(nullptr, kSome, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (some == MAP_FAILED) EndOutOfMemory();
   munmap(some, kSome);
+  telemetry::FlushLog();
   signal(number, SIG_DFL);  // what raised it comes again
 }
 
@@ -60,7 +62,8 @@ void HandleIfNobodyDoes(int number) {
 
 void EndOutOfMemory() {
   const std::string_view line = telemetry::Format() == telemetry::LogFormat::kJson ? kJson : kText;
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  telemetry::FlushLog();
+  telemetry::WriteLastLine(STDERR_FILENO, line);
   _exit(kOutOfMemory);
 }
 

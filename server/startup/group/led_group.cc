@@ -58,6 +58,7 @@ void EndRank(int status, const std::string& why) {
   static std::atomic<bool> ending = false;
   while (ending.exchange(true)) pause();  // another thread has noticed it first
   telemetry::Log(telemetry::LogLevel::kError, "the group is no longer whole: ended", {{"reason", why}});
+  telemetry::FlushLog();
   _exit(status);
 }
 

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "server/engine/memory/process_memory.h"
+#include "server/telemetry/common/logging.h"
 #include "server/telemetry/metrics/collect.h"
 #include "server/version.h"
 
@@ -21,6 +22,9 @@ constexpr Metric kVirtual{"process_virtual_memory_bytes", "Address space of the 
 constexpr Metric kOpenFiles{"process_open_fds", "Open files of the process.", kGauge};
 constexpr Metric kMostFiles{"process_max_fds", "Most files that it may have open.", kGauge};
 constexpr Metric kThreads{"process_threads", "Threads of the process.", kGauge};
+constexpr Metric kLogLines{"lossd_log_lines_dropped_total",
+                           "Lines of the log that nothing read in time, or that could not be written.",
+                           kCounter};
 constexpr Metric kStart{"process_start_time_seconds", "Start of the process, seconds since the epoch.",
                         kGauge};
 
@@ -74,6 +78,7 @@ void CollectProcess(const engine::Engine& engine, Exposition& out) {
   OnlyIfKnown(kOpenFiles, CountOpenFiles(), out);
   OnlyIfKnown(kMostFiles, MostOpenFiles(), out);
   OnlyIfKnown(kThreads, NotZero(memory.threads), out);
+  out.Only(kLogLines, static_cast<double>(DroppedLines()));
   out.Only(kStart, absl::ToDoubleSeconds(engine.started() - absl::UnixEpoch()));
 }
 

@@ -121,6 +121,22 @@ class Usage(unittest.TestCase):
                 filling -= len(os.read(log, filling))
             self.assertIn(b" serving ", os.read(log, 1 << 16))
 
+    def test_a_log_that_nothing_reads_stops_neither_calls_nor_the_drain(self):
+        log, full = os.pipe()
+        with contextlib.ExitStack() as held:
+            held.callback(os.close, log)
+            os.write(full, b"\n" * fcntl.fcntl(full, fcntl.F_GETPIPE_SZ))
+            address = f"127.0.0.1:{free_port()}"
+            process = subprocess.Popen([BINARY, "--device=cpu", f"--listen={address}", "--metrics_listen="], stderr=full)
+            held.callback(process.kill)
+            os.close(full)
+            with grpc.insecure_channel(address) as channel:
+                grpc.channel_ready_future(channel).result(timeout=60)
+                for number in range(50):
+                    create_head(channel, f"head{number}", 8, 4)
+            process.terminate()
+            self.assertEqual(process.wait(timeout=60), 0)
+
     @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "there is a GPU")
     def test_a_gpu_that_is_not_there_is_an_error_that_says_so_and_auto_takes_the_cpu(self):
         result = run("--device=cuda:0", "--listen=127.0.0.1:0", "--metrics_listen=")
