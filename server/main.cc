@@ -45,6 +45,7 @@
 #include "server/startup/options.h"
 #include "server/startup/out_of_memory.h"
 #include "server/startup/port_file.h"
+#include "server/startup/processors.h"
 #include "server/startup/replicas/join_replicas.h"
 #include "server/startup/restart.h"
 #include "server/startup/start_heads.h"
@@ -91,17 +92,6 @@ sigset_t BlockSignals(const GroupOptions& group) {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error like a full disk, not a death
   return signals;
-}
-
-// OpenMP's threads spin between products by default, and take the processors from the clients beside the
-// server. The run time reads the variable while it is loaded, so the program starts itself once more with it.
-// If that cannot be done, it goes on as it is.
-void WaitPassively(char** argv) {
-  if (getenv("OMP_WAIT_POLICY") != nullptr) return;
-  std::error_code error;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error || setenv("OMP_WAIT_POLICY", "passive", 1) != 0) return;
-  execv(self.c_str(), argv);
 }
 
 // Logs the risks of listening on addresses that others can reach.
@@ -309,6 +299,7 @@ void LogServing(const Options& options, const Ports& ports, const engine::Engine
        {"device", engine.device().description()},
        {"memory_limit_bytes", options.engine.memory_limit_bytes},
        {"incarnation", engine.incarnation()}});
+  if (engine.device().IsHost()) LogFewThreads();
   if (!options.engine.memory_bound.empty()) {
     Log(LogLevel::kInfo, "the memory limit comes from a control group",
         {{"bound", options.engine.memory_bound}});
@@ -503,7 +494,7 @@ int Run(Options options, int argc, char** argv) {
 int main(int argc, char** argv) {
   lossd::BlockHangUp();
   lossd::ExitWhenOutOfMemory();
-  lossd::WaitPassively(argv);
+  lossd::SetUpOpenMp(argv);
   lossd::engine::RaiseMallocThresholds();
   lossd::rpc::KeepOpenSslToTheEnd();
   lossd::rpc::BoundReadBuffers();

@@ -128,7 +128,7 @@ RULES = [
         rf"server/startup/((replicas|group)/|flag_checks\.h$)|server/rpc/|server/engine/|kernels/collectives/|{VERSION}",
         rf"{DEVICE}",
     ),
-    *layers("server/", ["", "startup/", "startup/replicas/", "startup/group/"], rf"server/rpc/|server/telemetry/|server/engine/|{VERSION}", rf"{DEVICE}"),
+    *layers("server/", ["", "startup/", "startup/replicas/", "startup/group/"], rf"server/rpc/|server/telemetry/|server/engine/|kernels/threads\.h$|{VERSION}", rf"{DEVICE}"),
     ("client/include/", r"lossd/(?!v1/)", rf"{RPC}|{DEVICE}|spdlog/|prometheus/"),
     # The example's local twin computes its head in process, by the kernels' reference.
     ("client/examples/", r"client/examples/|lossd/(?!v1/)|kernels/", r"prometheus/"),

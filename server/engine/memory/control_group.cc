@@ -41,24 +41,24 @@ constexpr Layout kVersion2 = {"/sys/fs/cgroup",
                               {{{"memory.max", "memory.current"}, {"memory.high", "memory.current"}}},
                               {"inactive_file", "active_file", "slab_reclaimable"}};
 
+enum class Version { k1, k2 };
+
 // The group of this process, as a path below the mount.
 struct Membership {
-  Layout layout = kVersion2;
+  Version version = Version::k2;
   std::string path;
 };
 
 // A line of /proc/self/cgroup is ID:CONTROLLERS:PATH, of version 2 "0::PATH". Where both versions are
-// mounted, memory is a controller of version 1 if it has a line there.
-Membership ReadMembership(const std::string& root) {
+// mounted, a controller is of version 1 if it has a line there.
+Membership ReadMembership(const std::string& root, absl::string_view controller) {
   Membership found;
   std::ifstream file(absl::StrCat(root, "/proc/self/cgroup"));
   for (std::string line; std::getline(file, line);) {
     const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (fields.size() != 3) continue;
     const std::vector<absl::string_view> controllers = absl::StrSplit(fields[1], ',');
-    if (std::find(controllers.begin(), controllers.end(), "memory") != controllers.end()) {
-      return {kVersion1, fields[2]};
-    }
+    if (absl::c_linear_search(controllers, controller)) return {Version::k1, fields[2]};
     if (fields[0] == "0") found.path = fields[2];
   }
   return found;
@@ -103,20 +103,55 @@ void Tighten(const Layout& layout, const std::string& mount, const std::string& 
   }
 }
 
-}  // namespace
+// cpu.max of version 2 is "QUOTA PERIOD", in microseconds. Version 1 has a file for each, and -1 for no
+// quota.
+double ReadProcessors(Version version, const std::string& folder) {
+  int64_t quota = 0;
+  int64_t period = 0;
+  if (version == Version::k1) {
+    quota = ReadNumber(absl::StrCat(folder, "/cpu.cfs_quota_us")).value_or(0);
+    period = ReadNumber(absl::StrCat(folder, "/cpu.cfs_period_us")).value_or(0);
+  } else {
+    std::ifstream(absl::StrCat(folder, "/cpu.max")) >> quota >> period;  // both are 0 after "max"
+  }
+  if (quota <= 0 || period <= 0) return std::numeric_limits<double>::infinity();
+  return static_cast<double>(quota) / static_cast<double>(period);
+}
 
-ControlGroupMemory ReadControlGroupMemory(const std::string& root) {
-  const Membership member = ReadMembership(root);
-  ControlGroupMemory memory;
+// Calls visit(path) for the group and those above it, up to the mount.
+template <typename Visit>
+void ForEachGroup(const Membership& member, const Visit& visit) {
   // In a container the path may be the host's, and lead nowhere below the mount: the mount itself is then the
   // container's group.
   std::string path = absl::StrContains(member.path, "..") ? "" : member.path;
   while (true) {
     while (absl::EndsWith(path, "/")) path.pop_back();
-    Tighten(member.layout, absl::StrCat(root, member.layout.mount), path, memory);
-    if (path.empty()) return memory;
+    visit(path);
+    if (path.empty()) return;
     path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
   }
+}
+
+}  // namespace
+
+ControlGroupMemory ReadControlGroupMemory(const std::string& root) {
+  const Membership member = ReadMembership(root, "memory");
+  const Layout& layout = member.version == Version::k1 ? kVersion1 : kVersion2;
+  ControlGroupMemory memory;
+  ForEachGroup(member, [&](const std::string& path) {
+    Tighten(layout, absl::StrCat(root, layout.mount), path, memory);
+  });
+  return memory;
+}
+
+double ReadControlGroupProcessors(const std::string& root) {
+  const Membership member = ReadMembership(root, "cpu");
+  const absl::string_view mount = member.version == Version::k1 ? "/sys/fs/cgroup/cpu" : "/sys/fs/cgroup";
+  double processors = std::numeric_limits<double>::infinity();
+  ForEachGroup(member, [&](const std::string& path) {
+    processors = std::min(processors, ReadProcessors(member.version, absl::StrCat(root, mount, path)));
+  });
+  return processors;
 }
 
 }  // namespace lossd::engine

@@ -20,6 +20,9 @@ struct ControlGroupMemory {
 // before /proc and /sys in tests. From any thread.
 ControlGroupMemory ReadControlGroupMemory(const std::string& root = "");
 
+// Processors that the quota of the same groups amounts to; infinity where there is none.
+double ReadControlGroupProcessors(const std::string& root = "");
+
 }  // namespace lossd::engine
 
 #endif  // LOSSD_SERVER_ENGINE_MEMORY_CONTROL_GROUP_H_

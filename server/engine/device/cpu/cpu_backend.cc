@@ -1,11 +1,11 @@
 #include "server/engine/device/cpu/cpu_backend.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/threads.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/device/cpu/cpu_head.h"
 #include "server/engine/memory/process_memory.h"
@@ -21,7 +21,8 @@ class CpuDevice : public Device {
   std::string name() const override { return "cpu"; }
   bool IsHost() const override { return true; }
   std::string description() const override {
-    return absl::StrCat("CPU, ", std::max(1U, std::thread::hardware_concurrency()), " hardware threads");
+    const int64_t threads = kernels::LoopThreads();
+    return absl::StrCat("CPU, ", threads, threads == 1 ? " thread" : " threads");
   }
 
   int64_t AvailableMemory() const override {

@@ -133,14 +133,18 @@ std::vector<System> Systems() {
   };
 }
 
+void Lay(const std::map<std::string, std::string>& files, const CheckpointFolder& root) {
+  for (const auto& [path, text] : files) {
+    std::filesystem::create_directories((root / path).parent_path());
+    CheckpointFolder::Write(root / path, text);
+  }
+}
+
 class ControlGroup : public ::testing::TestWithParam<System> {};
 
 TEST_P(ControlGroup, AllowsWhatTheFilesSay) {
   const CheckpointFolder root;
-  for (const auto& [path, text] : GetParam().files) {
-    std::filesystem::create_directories((root / path).parent_path());
-    CheckpointFolder::Write(root / path, text);
-  }
+  Lay(GetParam().files, root);
   const ControlGroupMemory memory = ReadControlGroupMemory(root.path());
   EXPECT_EQ(memory.limit_bytes, GetParam().limit_bytes);
   EXPECT_EQ(memory.available_bytes, GetParam().available_bytes);
@@ -149,6 +153,45 @@ TEST_P(ControlGroup, AllowsWhatTheFilesSay) {
 
 INSTANTIATE_TEST_SUITE_P(All, ControlGroup, ::testing::ValuesIn(Systems()),
                          [](const auto& system) { return system.param.name; });
+
+struct Quota {
+  std::string name;
+  std::map<std::string, std::string> files;
+  double processors = std::numeric_limits<double>::infinity();
+};
+
+std::ostream& operator<<(std::ostream& out, const Quota& quota) { return out << quota.name; }
+
+std::vector<Quota> Quotas() {
+  return {
+      {.name = "NoFiles", .files = {}},
+      {.name = "Version2WithoutQuota",
+       .files = {{"proc/self/cgroup", "0::/\n"}, {"sys/fs/cgroup/cpu.max", "max 100000\n"}}},
+      {.name = "Version2OfTheGroupAndThoseAbove",
+       .files = {{"proc/self/cgroup", "0::/a/b\n"},
+                 {"sys/fs/cgroup/a/b/cpu.max", "400000 100000\n"},
+                 {"sys/fs/cgroup/a/cpu.max", "75000 50000\n"}},
+       .processors = 1.5},
+      {.name = "Version1",
+       .files = {{"proc/self/cgroup", "3:memory:/m\n2:cpu,cpuacct:/a\n0::/\n"},
+                 {"sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "50000\n"},
+                 {"sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n"},
+                 {"sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n"},
+                 {"sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n"}},
+       .processors = 0.5},
+  };
+}
+
+class ControlGroupQuota : public ::testing::TestWithParam<Quota> {};
+
+TEST_P(ControlGroupQuota, AmountsToProcessors) {
+  const CheckpointFolder root;
+  Lay(GetParam().files, root);
+  EXPECT_EQ(ReadControlGroupProcessors(root.path()), GetParam().processors);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ControlGroupQuota, ::testing::ValuesIn(Quotas()),
+                         [](const auto& quota) { return quota.param.name; });
 
 }  // namespace
 }  // namespace lossd::engine::control_group_test

@@ -1,0 +1,18 @@
+// How many processors the process computes on, and which.
+#ifndef LOSSD_SERVER_STARTUP_PROCESSORS_H_
+#define LOSSD_SERVER_STARTUP_PROCESSORS_H_
+
+namespace lossd {
+
+// Starts the program anew, once, if OpenMP needs other variables: it reads them while it is loaded. Its
+// threads would spin between products, in the way of clients, and more of them than the quota of the control
+// group has processors would stop together. Variables that are set stay as they are. All threads that are
+// started later have the affinity mask that the process was started with. Before other threads start.
+void SetUpOpenMp(char** argv);
+
+// Says why the CPU computes with fewer threads than the machine has processors, if it does.
+void LogFewThreads();
+
+}  // namespace lossd
+
+#endif  // LOSSD_SERVER_STARTUP_PROCESSORS_H_
