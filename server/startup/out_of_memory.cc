@@ -18,12 +18,28 @@ namespace lossd {
 namespace {
 
 // Nothing here may take memory, so the lines are ready before there is none.
-constexpr std::string_view kText =
+struct LastLine {
+  std::string_view text;
+  std::string_view json;
+};
+constexpr LastLine kNoMemory = {
     "E out of memory: ended remedy=\"more memory (or address space: ulimit -v), or less for heads and "
-    "clients: --memory_limit_bytes, --staging_bytes\"\n";
-constexpr std::string_view kJson =
+    "clients: --memory_limit_bytes, --staging_bytes\"\n",
     "{\"level\":\"error\",\"event\":\"out of memory: ended\",\"remedy\":\"more memory (or address space: "
-    "ulimit -v), or less for heads and clients: --memory_limit_bytes, --staging_bytes\"}\n";
+    "ulimit -v), or less for heads and clients: --memory_limit_bytes, --staging_bytes\"}\n"};
+constexpr LastLine kNoThread = {
+    "E no thread could be started: ended remedy=\"raise the limit of threads (ulimit -u, TasksMax, pids.max, "
+    "--pids-limit) or of memory, or set OMP_NUM_THREADS to fewer\"\n",
+    "{\"level\":\"error\",\"event\":\"no thread could be started: ended\",\"remedy\":\"raise the limit of "
+    "threads "
+    "(ulimit -u, TasksMax, pids.max, --pids-limit) or of memory, or set OMP_NUM_THREADS to fewer\"}\n"};
+
+[[noreturn]] void End(const LastLine& line) {
+  telemetry::FlushLog();
+  telemetry::WriteLastLine(STDERR_FILENO,
+                           telemetry::Format() == telemetry::LogFormat::kJson ? line.json : line.text);
+  _exit(kOutOfMemory);
+}
 
 std::terminate_handler terminate_otherwise = nullptr;
 
@@ -31,9 +47,8 @@ std::terminate_handler terminate_otherwise = nullptr;
 // themselves; std::system_error from a thread that could not be started.
 [[noreturn]] void Terminate() {
   const std::type_info* thrown = abi::__cxa_current_exception_type();
-  if (thrown != nullptr && (*thrown == typeid(std::bad_alloc) || *thrown == typeid(std::system_error))) {
-    EndOutOfMemory();
-  }
+  if (thrown != nullptr && *thrown == typeid(std::bad_alloc)) EndOutOfMemory();
+  if (thrown != nullptr && *thrown == typeid(std::system_error)) EndOutOfThreads();
   terminate_otherwise();
   abort();
 }
@@ -60,12 +75,9 @@ void HandleIfNobodyDoes(int number) {
 
 }  // namespace
 
-void EndOutOfMemory() {
-  const std::string_view line = telemetry::Format() == telemetry::LogFormat::kJson ? kJson : kText;
-  telemetry::FlushLog();
-  telemetry::WriteLastLine(STDERR_FILENO, line);
-  _exit(kOutOfMemory);
-}
+void EndOutOfMemory() { End(kNoMemory); }
+
+void EndOutOfThreads() { End(kNoThread); }
 
 void ExitWhenOutOfMemory() {
   std::set_new_handler(EndOutOfMemory);

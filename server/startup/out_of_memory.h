@@ -17,8 +17,9 @@ constexpr int kOutOfMemory = 3;
 // any other: what was in a checkpoint is safe, and the rest is sent again. Once, before other threads start.
 void ExitWhenOutOfMemory();
 
-// The end of every handler: writes the line and ends the process.
+// The ends of every handler: they write the line that says what there was none of, and end the process.
 [[noreturn]] void EndOutOfMemory();
+[[noreturn]] void EndOutOfThreads();
 
 }  // namespace lossd
 

@@ -26,6 +26,6 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
   using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
   static const auto create = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
   const int error = create(thread, attributes, run, argument);
-  if (error != 0 && GoesOnWithoutThread(__builtin_return_address(0))) lossd::EndOutOfMemory();
+  if (error != 0 && GoesOnWithoutThread(__builtin_return_address(0))) lossd::EndOutOfThreads();
   return error;
 }

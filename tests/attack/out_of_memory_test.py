@@ -130,8 +130,11 @@ def verdict(status, log, log_format):
         return f"status {status}, and not JSON: {last}"
     # What other threads say in the same moment may come behind it.
     said = log.strip().splitlines()[-3:]
-    if status == OUT_OF_MEMORY and any("out of memory: ended" in (json.loads(line)["event"] if log_format == "json" else line)
-                                       for line in said if line.startswith("{") or log_format != "json"):
+    events = [json.loads(line)["event"] if log_format == "json" else line
+              for line in said if line.startswith("{") or log_format != "json"]
+    # Without room for its stack a thread cannot be started.
+    if status == OUT_OF_MEMORY and any("out of memory: ended" in event or "no thread could be started: ended" in event
+                                       for event in events):
         return ""
     if status == REFUSED and last:
         return ""

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 import urllib.error
 import urllib.request
 
@@ -27,6 +28,8 @@ from standard_services import NOT_SERVING, SERVING, health
 from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
 
 BINARY = sys.argv.pop(1)
+with open(BINARY, "rb") as program:
+    SANITIZED = b"__sanitizer_" in program.read()
 
 
 def run(*flags):
@@ -151,6 +154,33 @@ class Usage(unittest.TestCase):
         with LossdServer(BINARY) as server:
             with open(f"/proc/{server.pid}/environ", "rb") as file:
                 self.assertIn(b"OMP_WAIT_POLICY=passive", file.read().split(b"\0"))
+
+    @unittest.skipIf(SANITIZED, "ThreadSanitizer's build has one thread")
+    def test_bound_threads_of_openmp_leave_the_server_its_processors(self):
+        mine = os.sched_getaffinity(0)
+        all_of_them = ",".join(map(str, sorted(mine)))
+        for name, value in [("OMP_PROC_BIND", "true"), ("OMP_PROC_BIND", "close"), ("OMP_PLACES", "cores"),
+                            ("GOMP_CPU_AFFINITY", all_of_them.replace(",", " "))]:
+            for policy in ({}, {"OMP_WAIT_POLICY": "passive"}):
+                with self.subTest(name, value=value, policy=policy), \
+                        unittest.mock.patch.dict(os.environ, {name: value, **policy}), LossdServer(BINARY, "--device=cpu") as server:
+                    self.assertEqual(os.sched_getaffinity(server.pid), mine)
+                    self.assertIn(f"device=\"CPU, {len(mine)} thread", server.log())
+
+    def test_few_threads_are_said_with_their_reason(self):
+        with unittest.mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}), LossdServer(BINARY, "--device=cpu") as server:
+            self.assertIn("device=\"CPU, 1 thread\"", server.log())
+            if os.cpu_count() > 1:
+                self.assertIn("fewer threads than the machine has processors", server.log())
+
+    @unittest.skipIf(SANITIZED, "sanitizers stand before the start of threads themselves")
+    def test_threads_that_cannot_be_started_are_found_at_the_start(self):
+        stack = {"OMP_NUM_THREADS": "2", "OMP_STACKSIZE": "100000000G"}  # more than an address space: EAGAIN
+        with unittest.mock.patch.dict(os.environ, stack):
+            result = run("--device=cpu", "--listen=127.0.0.1:0", "--metrics_listen=")
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("no thread could be started", result.stderr)
+        self.assertIn("ulimit -u", result.stderr)
 
     def test_a_port_that_is_taken_is_an_error_that_says_so(self):
         with LossdServer(BINARY) as server:
