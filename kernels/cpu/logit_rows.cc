@@ -75,9 +75,7 @@ void LogitRows::Transform(int64_t first, float* values, float* factors, int64_t 
 }
 
 void LogitRows::FindMaximum(int64_t block, int64_t r, const float* values) const {
-  const int64_t columns = Columns(block);
-  const bool finite = CountNonFinite(DataType::kFloat32, values, columns) == 0;
-  tile_.BlockValue(block, r) = finite ? kernels_.max_row(values, columns) : kNaN;
+  tile_.BlockValue(block, r) = kernels_.max_row(values, Columns(block));
 }
 
 void LogitRows::ChooseExponent(const float* logits, int64_t columns, RowState& row) const {
@@ -85,7 +83,8 @@ void LogitRows::ChooseExponent(const float* logits, int64_t columns, RowState& r
   if (std::fabs(largest) <= kLargestPlainLogit) {
     row.exponent = static_cast<int32_t>(std::lrint(largest / kLn2)) + kHeadroom;
   } else {
-    row.offset = -kInfinity;  // NaN comes here too; the sum will be infinite and the row done again
+    // NaN and -∞ come here too. The sum will be infinite and the row done again.
+    row.offset = -kInfinity;
   }
 }
 

@@ -86,11 +86,12 @@ class SegmentLogits {
     LogitSums sums;
     for (int64_t block = 0; block < tile_.blocks; ++block) {
       const float of_block = tile_.Detail(block, r).largest;
-      sums.finite = sums.finite && std::isfinite(of_block);
+      sums.finite = sums.finite && of_block < kInfinity;
       sums.largest = std::max<double>(sums.largest, of_block);
     }
     for (int64_t block = 0; block < tile_.blocks; ++block) {
-      sums.sum += tile_.BlockValue(block, r) * std::exp(tile_.Detail(block, r).largest - sums.largest);
+      const double of_block = tile_.BlockValue(block, r);
+      if (of_block > 0) sums.sum += of_block * std::exp(tile_.Detail(block, r).largest - sums.largest);
     }
     return sums;
   }
@@ -105,12 +106,10 @@ class SegmentLogits {
       Convert(DataType::kFloat32, values, out_.type, out_.At(r, segment_.first() + first), columns);
     }
     if (segment_.params().returns.top_k == 0) return;
-    // NaN where one of them is not finite.
-    const float largest =
-        CountNonFinite(DataType::kFloat32, values, columns) == 0 ? kernels_.max_row(values, columns) : kNaN;
+    const float largest = kernels_.max_row(values, columns);
     logit_rows_.order().Add(r, first, values, columns, largest);
     tile_.Detail(block, r).largest = largest;
-    tile_.BlockValue(block, r) = kernels_.exp_row(values, columns, largest, 0);
+    tile_.BlockValue(block, r) = std::isfinite(largest) ? kernels_.exp_row(values, columns, largest, 0) : 0.0;
   }
 
   Segment& segment_;

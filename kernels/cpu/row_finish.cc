@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "kernels/cpu/constants.h"
 #include "kernels/row_range.h"
@@ -72,16 +73,17 @@ RowFinish::RowFinish(const LinearCrossEntropyParams& params, const Vocabulary& v
 
 RowFactors RowFinish::Finish(const KnownRow& row) const {
   const RowTotals& totals = row.totals;
-  if (totals.overflowed || (has_teacher() && !row.soft->finite)) return FinishOverflowed(row.index);
+  const bool ruled_out = totals.sum == 0;  // every logit is -∞
+  if (totals.overflowed || ruled_out || (has_teacher() && !row.soft->finite)) {
+    return FinishOverflowed(row.index);
+  }
   const double log_sum_exp = std::log(totals.sum) + totals.units.exponent * kLn2 + totals.units.offset;
   const double cost =
       MinusLogProbability(totals.target_logit, totals.target_exponential, totals.sum, log_sum_exp);
   const LossOptions& options = params_.options;
   double loss = Weighted((1.0 - options.label_smoothing) * ClassWeight(row.label), cost);
   if (options.label_smoothing > 0) {
-    const double smoothing = SmoothingCost(totals, cost);
-    if (!std::isfinite(smoothing)) return FinishOverflowed(row.index);  // a logit is -∞
-    loss += smoothing;
+    loss += SmoothingCost(totals, cost);
   }
   TargetShares shares;
   if (has_lists()) {
@@ -132,8 +134,10 @@ float RowFinish::ClassWeight(int64_t label) const {
   return params_.class_weights == nullptr ? 1.0f : params_.class_weights[label];
 }
 
-// (ε/V) Σ C (ℓ − s), through ℓ − s_y: that is exact where logits are so large that ℓ itself is not.
+// (ε/V) Σ C (ℓ − s), through ℓ − s_y: that is exact where logits are so large that ℓ itself is not. A sum
+// below fp32's range is infinite, as in plain arithmetic; where s_y is, its C is 0 or the sum is.
 double RowFinish::SmoothingCost(const RowTotals& row, double cost) const {
+  if (row.weighted_logits < std::numeric_limits<float>::lowest()) return kInfinity;
   const double to_label = row.target_logit * class_weight_sum_ - row.weighted_logits;
   return params_.options.label_smoothing / static_cast<double>(vocabulary_.entries()) *
          (cost * class_weight_sum_ + to_label);

@@ -380,7 +380,7 @@ struct SimdImplementation {
     p = p * square - 3.33332819422e-1f;
     const Float near = z + z * (p * square);
     const Float capped = magnitude < 0.625f ? near : (t < 0.0f ? -far : far);
-    return capped + (z - z);  // NaN for an infinite z too
+    return capped + (z < 0.0f ? Float{} : z - z);  // NaN for NaN and +∞
   }
 
   static void CapRow(float* values, float* factors, int64_t count, float cap) {
@@ -397,7 +397,9 @@ struct SimdImplementation {
       if (weights == nullptr) {
         sum.Add(vector.Load(values + i), HalfLanes());
       } else {
-        sum.AddProduct(vector.Load(values + i), vector.Load(weights + i), HalfLanes());
+        const Float weight = vector.Load(weights + i);
+        // A weight of 0 means nothing, also of -∞.
+        sum.AddProduct(weight != 0.0f ? vector.Load(values + i) : Float{}, weight, HalfLanes());
       }
     });
     return sum.Total();

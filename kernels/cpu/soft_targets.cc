@@ -22,6 +22,9 @@ constexpr int64_t kPiece = kBlock;
 static_assert(kLibraryBlock % kPiece == 0);
 using Values = std::array<float, kPiece>;
 
+// A mask's logits are below this: their q is 0, whatever the teacher's are.
+constexpr float kRuledOut = -0x1p100f;
+
 const float* At(const float* logits, const Workspace& tile, int64_t r, int64_t entry) {
   const int64_t block = entry / tile.block_columns;
   return logits + tile.ExponentialsIndex(block, r) + (entry - block * tile.block_columns);
@@ -164,18 +167,18 @@ void SoftTargets::Summarise(SoftPass pass, int64_t r, SoftSums* sums) const {
 
 void SoftTargets::FindLargest(int64_t r, SoftSums* sums) const {
   *sums = SoftSums{};
-  int64_t not_finite = 0;
   ForEachPiece(r, [&](const Piece& piece) {
-    not_finite += CountNonFinite(DataType::kFloat32, piece.s.data(), piece.count) +
-                  CountNonFinite(DataType::kFloat32, piece.t.data(), piece.count);
-    sums->largest = std::max(sums->largest, kernels_.max_row(piece.s.data(), piece.count));
-    sums->teacher_largest = std::max(sums->teacher_largest, kernels_.max_row(piece.t.data(), piece.count));
+    const float largest = kernels_.max_row(piece.s.data(), piece.count);
+    const float teacher_largest = kernels_.max_row(piece.t.data(), piece.count);
+    sums->finite = sums->finite && largest < kInfinity && teacher_largest < kInfinity;
+    sums->largest = std::max(sums->largest, largest);
+    sums->teacher_largest = std::max(sums->teacher_largest, teacher_largest);
     for (int64_t i = 0; i < piece.count; ++i) {
+      if (!(piece.s[i] > kRuledOut)) continue;
       sums->most = std::max(sums->most, piece.s[i] - piece.t[i]);
       sums->least = std::min(sums->least, piece.s[i] - piece.t[i]);
     }
   });
-  sums->finite = not_finite == 0;
 }
 
 void SoftTargets::SumExponentials(int64_t r, SoftSums* sums) const {
@@ -192,6 +195,7 @@ void SoftTargets::SumExponentials(int64_t r, SoftSums* sums) const {
     sums->student += kernels_.exp_row(exponentials.data(), piece.count, 0, 0);
     if (params_.distillation.divergence != Divergence::kReverseKl) return;
     for (int64_t i = 0; i < piece.count; ++i) {
+      if (!(exponentials[i] > 0)) continue;
       sums->difference += static_cast<double>(exponentials[i]) * (piece.s[i] - piece.t[i]);
     }
   });

@@ -10,7 +10,7 @@ namespace lossd::kernels::cpu {
 
 // Sums for a row's divergence, over both heads' logits at temperature T.
 struct SoftRow {
-  bool finite = false;  // all logits of both, and D
+  bool finite = false;  // no logit of either is NaN or +∞, nor all of one -∞, and D is a number
   float largest = 0;    // s
   float teacher_largest = 0;
   float student = 0;  // q = e^((s − largest) / T) times this

@@ -161,7 +161,7 @@ class LinearCrossEntropy {
     const void* weight = nullptr;           // W [vocab, PaddedHidden(hidden)], padding zero, 16-byte aligned
     const float* weight_largest = nullptr;  // one value, of LargestMagnitude(W)
     const float* bias = nullptr;            // b [vocab], 16-byte aligned; null: none
-    const float* bias_largest = nullptr;    // one value, of LargestMagnitude(b)
+    const float* bias_largest = nullptr;    // one value, of LargestShift(b)
     DataType hidden_type = DataType::kBFloat16;
     const void* hidden_states = nullptr;  // [*, hidden], not padded
     float* losses = nullptr;              // [*]; rows that are not valid are left alone, here and below

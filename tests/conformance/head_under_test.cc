@@ -107,7 +107,8 @@ HeadConfig TeacherConfigOf(const Problem& problem) {
           .weight_type = teacher.type,
           .logit_scale = teacher.logit_scale,
           .softcap = teacher.softcap,
-          .weight_gradients = WeightGradients::kFrozen};
+          .weight_gradients = WeightGradients::kFrozen,
+          .bias = !teacher.bias.empty()};
 }
 
 BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidden, const BatchKey& kind,

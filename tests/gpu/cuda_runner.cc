@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "kernels/cuda/memory/owners.h"
+#include "kernels/cuda/rows/bias.h"
 
 namespace lossd::kernels::testing {
 namespace {
@@ -288,7 +289,7 @@ class Runner {
     LOSSD_CUDA_PASS_ON(MakeArray(name, values, bias));
     float* largest = nullptr;
     LOSSD_CUDA_PASS_ON(MakeFilled("bias_largest", 1, 0.0f, &largest));
-    LOSSD_CUDA_PASS_ON(cuda::LargestMagnitude(DataType::kFloat32, *bias, vocab_, largest, nullptr));
+    LOSSD_CUDA_PASS_ON(cuda::LargestShift(*bias, vocab_, largest, nullptr));
     *bias_largest = largest;
     return {};
   }

@@ -152,7 +152,7 @@ class KeptStep {
       for (size_t i = 0; i < list.size(); ++i) {
         if (params_.bias != nullptr) factors[i] += params_.bias[list[i]];
         factors[i] *= params_.options.logit_scale;
-        fits = fits && std::isfinite(factors[i]);
+        fits = fits && factors[i] < kInfinity;
       }
     }
     tile.overflowed[row] = !fits || !FinishRow(index, list, largest, factors);
@@ -199,17 +199,18 @@ class KeptStep {
       const double e = std::exp(s - sums.largest);
       (list[i] == label ? sums.own : sums.others) += e;
       if (static_cast<int64_t>(i) != sums.best) sums.rest += e;
-      sums.moment += e * (s - sums.largest);
+      if (e > 0) sums.moment += e * (s - sums.largest);
       sums.above += list[i] != label && s > sums.label_logit ? 1 : 0;
     }
     return sums;
   }
 
-  // False if the row's gradient is so large that sums of many such rows might not be finite. `factors` are
-  // logits before the cap, and become what W and x are multiplied by.
+  // False if every logit is -∞, or the row's gradient is so large that sums of many such rows might not be
+  // finite. `factors` are logits before the cap, and become what W and x are multiplied by.
   bool FinishRow(int64_t index, std::span<const int32_t> list, float largest, float* factors) const {
     const int64_t label = params_.labels[index];
     const ListSums sums = SumList(list, label, factors);
+    if (sums.largest == -kInfinity) return false;
     const LossOptions& options = params_.options;
     const double log_sum_exp = sums.largest + std::log(sums.sum());
     // −log p; near p = 1 from the others alone.
@@ -258,7 +259,7 @@ class KeptStep {
       const double below = logit.value - sums.largest;
       const double p = std::exp(below) / sums.sum();
       double slope = list[i] == label ? excess * p - beta * sums.others / sums.sum() : alpha * p;
-      if (delta != 0) slope -= delta * p * (below - mean);
+      if (delta != 0 && p > 0) slope -= delta * p * (below - mean);
       factors[i] = static_cast<float>(options.logit_scale * logit.slope * slope);
     }
     return true;

@@ -15,8 +15,8 @@ namespace lossd::kernels::cpu {
 // A row in one segment, or in all of them. It goes between ranks as it lies in memory.
 struct LogitSums {
   double largest = -std::numeric_limits<double>::infinity();
-  double sum = 0;  // of e^(s - largest)
-  bool finite = true;
+  double sum = 0;      // of e^(s - largest)
+  bool finite = true;  // none is NaN or +∞
 };
 
 inline LogitSums Merge(std::span<const LogitSums> segments) {

@@ -227,15 +227,16 @@ void SegmentStep::RedoRowsOutOfRange() {
 
 void SegmentStep::UseTrueMaximum(int64_t r) {
   double largest = -std::numeric_limits<double>::infinity();
-  bool finite = true;
+  bool fits = true;
   for (int64_t block = 0; block < tile_.blocks; ++block) {
-    finite = finite && std::isfinite(tile_.BlockValue(block, r));
+    fits = fits && tile_.BlockValue(block, r) < kInfinity;
     largest = std::max(largest, tile_.BlockValue(block, r));
   }
   RowState& row = tile_.row_states[r];
   row.redone = true;
-  row.overflowed = !finite;
-  row.offset = finite ? static_cast<float>(largest) : 0.0f;
+  row.overflowed = !fits;
+  // Where all logits are -∞ the sum is 0, in any units.
+  row.offset = fits && largest > -kInfinity ? static_cast<float>(largest) : 0.0f;
   row.exponent = 0;
 }
 

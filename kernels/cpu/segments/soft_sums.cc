@@ -36,7 +36,8 @@ void MergeLogits(const Distillation& options, std::span<const SoftSums> segments
     all.most = std::max(all.most, segment.most);
     all.least = std::min(all.least, segment.least);
   }
-  *row = SoftRow{.finite = all.finite, .largest = all.largest, .teacher_largest = all.teacher_largest};
+  const bool any = all.largest > -kInfinity && all.teacher_largest > -kInfinity;
+  *row = SoftRow{.finite = all.finite && any, .largest = all.largest, .teacher_largest = all.teacher_largest};
   const float inverse = 1.0f / options.temperature;
   row->reach = ReachOf(options, static_cast<double>(all.most - all.least) * inverse);
 }
@@ -63,7 +64,7 @@ void MergeDivergence(const Distillation& options, std::span<const SoftSums> segm
   }
   const SoftSums& own = segments[static_cast<size_t>(owner)];
   row->label_slope = Slope<double>(options, own.label, own.label_difference, row->mean);
-  row->finite = std::isfinite(row->divergence) && std::isfinite(row->reach);
+  row->finite = !std::isnan(row->divergence) && std::isfinite(row->reach);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ struct SoftSums {
   // 1: the logits.
   float largest = -kInfinity;  // s
   float teacher_largest = -kInfinity;
-  float most = -kInfinity;  // of s - t
+  float most = -kInfinity;  // of s - t, but for logits that are ruled out
   float least = kInfinity;
   bool finite = true;
   // 2: their exponentials at temperature T.
@@ -46,12 +46,12 @@ Real Slope(const Distillation& options, const EntryPair<Real>& e, Real differenc
     case Divergence::kForwardKl:
       return Difference(e);
     case Divergence::kReverseKl:
-      return e.q * (difference - mean);
+      return e.q > 0 ? e.q * (difference - mean) : 0;
     case Divergence::kJensenShannon:
       break;
   }
   const auto beta = static_cast<Real>(options.beta);
-  return (1 - beta) * e.q * (MixtureOf(e, beta).log_q - mean);
+  return e.q > 0 ? (1 - beta) * e.q * (MixtureOf(e, beta).log_q - mean) : 0;
 }
 
 }  // namespace lossd::kernels::cpu

@@ -48,12 +48,13 @@ template <class Real>
 struct EntryPair {
   Real p;
   Real q;
-  Real d;  // log p - log q, which is finite where p or q are 0
+  Real d;  // log p - log q; infinite or NaN only where a logit of theirs is -infinity
 };
 
-// a log(a / b) - a + b where l = log(a / b).
+// a log(a / b) - a + b where l = log(a / b), which may be anything where a is 0.
 template <class Real>
 __device__ Real RelativeEntropyPart(Real a, Real b, Real l) {
+  if (!(a > 0)) return b - a;
   return IsNear(l) ? Times(a, Excess(l)) : TimesPlus(a, l, b - a);
 }
 

@@ -18,7 +18,7 @@ namespace lossd::kernels::cuda {
 struct RowStatistics {
   float largest = -kInfinity;  // s
   float teacher_largest = -kInfinity;
-  float most = -kInfinity;  // of s - t
+  float most = -kInfinity;  // of s - t, but for logits that are ruled out
   float least = kInfinity;
   double others = 0;      // Σ e^(s - largest)
   double moment = 0;      // Σ e^(s - largest) (s - largest)
@@ -37,6 +37,7 @@ struct SoftPart {
   float teacher_logit = -kInfinity;
   float slope = 1.0f;
   int32_t overflowed = 0;
+  int32_t has_label = 0;
 };
 
 // `inverse`: 1 / T.
@@ -51,7 +52,8 @@ LOSSD_HOST_DEVICE inline SoftPart MergeSoftParts(const SoftPart (&parts)[kMostPa
     all.most = fmaxf(all.most, sums.most);
     all.least = fminf(all.least, sums.least);
     if (parts[p].overflowed != 0) row.overflowed = 1;
-    if (!(parts[p].logit > -kInfinity)) continue;
+    if (parts[p].has_label == 0) continue;
+    row.has_label = 1;
     row.logit = parts[p].logit;
     row.teacher_logit = parts[p].teacher_logit;
     row.slope = parts[p].slope;
@@ -63,15 +65,18 @@ LOSSD_HOST_DEVICE inline SoftPart MergeSoftParts(const SoftPart (&parts)[kMostPa
   double difference[kMostParts] = {};
   for (int32_t p = 0; p < count; ++p) {
     const RowStatistics& sums = parts[p].sums;
-    if (!(sums.largest > -kInfinity)) continue;  // no entries
+    // Of no entries, or of entries that are all ruled out, there is nothing.
+    if (sums.teacher_largest > -kInfinity) {
+      const double teacher_below =
+          static_cast<double>(sums.teacher_largest) - static_cast<double>(all.teacher_largest);
+      teacher[p] = sums.teacher * exp(teacher_below * inverse);
+    }
+    if (!(sums.largest > -kInfinity)) continue;
     const double below = static_cast<double>(sums.largest) - static_cast<double>(all.largest);
-    const double teacher_below =
-        static_cast<double>(sums.teacher_largest) - static_cast<double>(all.teacher_largest);
     const double ratio = exp(below * inverse);
     others[p] = sums.others * exp(below);
     moments[p] = (sums.moment + below * sums.others) * exp(below);
     student[p] = sums.student * ratio;
-    teacher[p] = sums.teacher * exp(teacher_below * inverse);
     difference[p] = sums.difference * ratio;
   }
   all.others = SumInTree(others, count);

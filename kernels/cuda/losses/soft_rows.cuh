@@ -99,7 +99,8 @@ __device__ void SetFactors(const TileRows& tile, const Distillation& options, in
   end->own = {own_teacher / teacher_sum, own_student / student_sum,
               (static_cast<double>(teacher_logit) - own_logit) * inverse - end->shift};
   if constexpr (kDivergence == Divergence::kReverseKl) {
-    const double own_difference = own_student * (static_cast<double>(own_logit) - teacher_logit);
+    const double own_difference =
+        own_student > 0 ? own_student * (static_cast<double>(own_logit) - teacher_logit) : 0;
     end->mean = (sums.difference + own_difference) / student_sum * inverse;
   }
   end->slope = whole.slope;
@@ -146,14 +147,17 @@ __device__ void SetFactors(const TileRows& tile, const Distillation& options, in
   const bool in_range = isfinite(reach) && contribution * largest < kLargestContribution &&
                         fabs(static_cast<double>(end->scale)) * largest < kLargestScaledRow;
   out->overflowed = whole.overflowed != 0 || !isfinite(end->log_sum_exp) || !isfinite(end->shift) ||
-                    (tile.gradient_wanted && !in_range);
+                    !isfinite(soft_total) || (tile.gradient_wanted && !in_range);
 }
 
 // Entries
 
 __device__ inline EntryPair<float> PairOf(const EntryFactors& factors, float s, float t) {
-  const float q = Times(PlainExponential((s - factors.largest) * factors.inverse), factors.student);
-  const float p = Times(PlainExponential((t - factors.teacher_largest) * factors.inverse), factors.teacher);
+  const float below = (s - factors.largest) * factors.inverse;
+  const float teacher_below = (t - factors.teacher_largest) * factors.inverse;
+  // 0 below the range: times what a mask makes of d, a clamped exponential may be anything.
+  const float q = IsClamped(below) ? 0.0f : Times(PlainExponential(below), factors.student);
+  const float p = IsClamped(teacher_below) ? 0.0f : Times(PlainExponential(teacher_below), factors.teacher);
   return {p, q, __fmaf_rn(t - s, factors.inverse, -factors.shift)};
 }
 
@@ -175,6 +179,7 @@ __device__ void AddParts(const EntryPair<Real>& e, Real beta, Real (&parts)[2]) 
 template <Divergence kDivergence, class Real>
 __device__ Real SoftGradient(const EntryPair<Real>& e, Real difference, Real mean, Real beta) {
   if constexpr (kDivergence == Divergence::kForwardKl) return Difference(e);
+  if (!(e.q > 0)) return 0;
   if constexpr (kDivergence == Divergence::kReverseKl) return e.q * (difference - mean);
   return (1 - beta) * e.q * (MixtureOf(e, beta).log_q - mean);
 }
@@ -186,47 +191,51 @@ __device__ bool VisitEntries(const TileRows& tile, const RowLogits<kExact>& logi
                              double* smoothing) {
   const bool smooths = tile.options.label_smoothing != 0;
   bool bad = false;
-  logits.template ForEach<kGradients>(
-      [&](int64_t first, int count, const float(&s)[kGroup], const float(&t)[kGroup], const float* slopes) {
-        float group_parts[2] = {0, 0};
-        float group_smoothing = 0;
-        Eight<T> out;
+  logits.template ForEach<kGradients>([&](int64_t first, int count, const float(&s)[kGroup],
+                                          const float(&t)[kGroup], const float* slopes) {
+    float group_parts[2] = {0, 0};
+    float group_smoothing = 0;
+    Eight<T> out;
 #pragma unroll
-        for (int i = 0; i < kGroup; ++i) {
-          float value = 0;
-          if (logits.Counts(first, i, count)) {
-            const EntryPair<float> e = PairOf(factors, s[i], t[i]);
-            const float class_weight = smooths ? ClassWeight(tile, first + i) : 0.0f;
-            if constexpr (kParts) {
-              AddParts<kDivergence>(e, beta, group_parts);
-              group_smoothing = __fmaf_rn(class_weight, factors.largest - s[i], group_smoothing);
-            }
-            if constexpr (kGradients) {
-              const float soft =
-                  SoftGradient<kDivergence>(e, (s[i] - t[i]) * factors.inverse, factors.mean, beta);
-              value = factors.soft_factor * soft;
-              if (factors.gradient_factor != 0 || factors.entropy_factor != 0) {
-                const float below = s[i] - factors.largest;
-                const float spread = IsClamped(below) ? 0.0f : factors.entropy_factor;
-                const float own = __fmaf_rn(-spread, below - factors.logit_mean, factors.gradient_factor);
-                value = __fmaf_rn(own, PlainExponential(below), value);
-              }
-              value = __fmaf_rn(-factors.smoothing_factor, class_weight, value) * slopes[i];
-              if (!(fabsf(value) <= kLargestEntry)) {
-                bad = true;
-                value = 0;
-              }
-            }
-          }
-          if constexpr (kGradients) out.values[i] = static_cast<T>(value);
-        }
+    for (int i = 0; i < kGroup; ++i) {
+      float value = 0;
+      if (logits.Counts(first, i, count)) {
+        const EntryPair<float> e = PairOf(factors, s[i], t[i]);
+        const float class_weight = smooths ? ClassWeight(tile, first + i) : 0.0f;
         if constexpr (kParts) {
-          parts[0] += group_parts[0];
-          if constexpr (kDivergence == Divergence::kJensenShannon) parts[1] += group_parts[1];
-          *smoothing += group_smoothing;
+          AddParts<kDivergence>(e, beta, group_parts);
+          if (class_weight != 0.0f) {
+            group_smoothing = __fmaf_rn(class_weight, factors.largest - s[i], group_smoothing);
+          }
         }
-        if constexpr (kGradients) *reinterpret_cast<Eight<T>*>(gradients + first) = out;
-      });
+        if constexpr (kGradients) {
+          const float soft =
+              SoftGradient<kDivergence>(e, (s[i] - t[i]) * factors.inverse, factors.mean, beta);
+          value = factors.soft_factor * soft;
+          if (factors.gradient_factor != 0 || factors.entropy_factor != 0) {
+            const float below = s[i] - factors.largest;
+            const float own =
+                IsClamped(below)
+                    ? factors.gradient_factor
+                    : __fmaf_rn(-factors.entropy_factor, below - factors.logit_mean, factors.gradient_factor);
+            value = __fmaf_rn(own, PlainExponential(below), value);
+          }
+          value = __fmaf_rn(-factors.smoothing_factor, class_weight, value) * slopes[i];
+          if (!(fabsf(value) <= kLargestEntry)) {
+            bad = true;
+            value = 0;
+          }
+        }
+      }
+      if constexpr (kGradients) out.values[i] = static_cast<T>(value);
+    }
+    if constexpr (kParts) {
+      parts[0] += group_parts[0];
+      if constexpr (kDivergence == Divergence::kJensenShannon) parts[1] += group_parts[1];
+      *smoothing += group_smoothing;
+    }
+    if constexpr (kGradients) *reinterpret_cast<Eight<T>*>(gradients + first) = out;
+  });
   return bad;
 }
 
@@ -246,8 +255,8 @@ __device__ double AddLabel(const TileRows& tile, const Distillation& options, in
   AddParts<kDivergence>(end->own, beta, own_parts);
   for (int i = 0; i < 2; ++i) terms->parts[i] += own_parts[i];
   if (tile.options.label_smoothing != 0) {
-    terms->smoothing += static_cast<double>(ClassWeight(tile, tile.labels[row])) *
-                        (static_cast<double>(whole.sums.largest) - whole.logit);
+    terms->smoothing +=
+        Weighted(ClassWeight(tile, tile.labels[row]), static_cast<double>(whole.sums.largest) - whole.logit);
   }
   if constexpr (kDivergence != Divergence::kJensenShannon) return terms->parts[0];
   end->mean = terms->parts[1];
@@ -260,22 +269,22 @@ __device__ void FinishSoftRow(const TileRows& tile, const Distillation& options,
   const LossOptions& loss_options = tile.options;
   const double token_weight = TokenWeight(tile, row);
   const double class_weight = ClassWeight(tile, tile.labels[row]);
-  double cost = (1.0 - loss_options.label_smoothing) * class_weight * end.surprise;
+  double cost = Weighted((1.0 - loss_options.label_smoothing) * class_weight, end.surprise);
   if (loss_options.label_smoothing != 0) {
     cost += loss_options.label_smoothing / static_cast<double>(tile.whole_vocab) *
-            (end.log_sum * tile.classes.sum + terms.smoothing);
+            (end.log_sum * tile.classes.sum - SmoothingSum(-terms.smoothing));
   }
   const double z_loss = ZLossOf(loss_options, end.log_sum_exp);
-  const double loss = static_cast<double>(options.label_weight) * cost + z_loss +
-                      static_cast<double>(options.weight) * divergence;
+  const double loss = Weighted(options.label_weight, cost) + z_loss + Weighted(options.weight, divergence);
   const double tau = loss_options.logit_scale;
   const double soft =
       SoftGradient<kDivergence>(end.own, -end.own.d - end.shift, end.mean, static_cast<double>(options.beta));
   const auto target = static_cast<float>(tau * end.slope * (end.target + end.soft_factor * soft));
   const bool in_range = !tile.gradient_wanted || (isfinite(target) && terms.bad == 0);
-  if (!isfinite(divergence) || !isfinite(terms.smoothing) || !in_range) return WriteOverflow(tile, row);
+  // Either is infinite where a logit is -infinity.
+  if (isnan(divergence) || isnan(terms.smoothing) || !in_range) return WriteOverflow(tile, row);
   WriteRow(tile, row,
-           {.loss = static_cast<float>(token_weight * loss),
+           {.loss = static_cast<float>(Weighted(token_weight, loss)),
             .log_sum_exp = static_cast<float>(end.log_sum_exp),
             .z_loss = static_cast<float>(token_weight * z_loss),
             .log_probability = static_cast<float>(-end.surprise),
@@ -316,6 +325,7 @@ __device__ SoftPart FindSoftPart(const TileRows& tile, const SoftTargets& target
   SoftPart part;
   if (IsOwn(tile, tile.labels[row])) {
     part.logit = tile.target_logits[row];
+    part.has_label = 1;
     part.teacher_logit = targets.teacher_target_logits[row];
     if (tile.options.softcap != 0) part.slope = tile.target_slopes[row];
   }

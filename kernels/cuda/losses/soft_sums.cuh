@@ -87,6 +87,13 @@ __device__ inline float PlainExponential(float z) { return ScaledExponential(0.0
 // Whether that was clamped: it is then nothing to be multiplied by z.
 __device__ inline bool IsClamped(float z) { return ScaledExponential(0.0f, 0).IsBelow(z); }
 
+// Whether s - t of an entry counts. Below this a mask's q is 0, and KL(q ‖ p) has nothing of the entry.
+template <Divergence kDivergence>
+__device__ bool HasDifference(float s) {
+  constexpr float kRuledOut = -0x1p100f;
+  return kDivergence != Divergence::kReverseKl || s > kRuledOut;
+}
+
 // Sums of one head in one thread, over an offset that follows the largest logit at some distance: moving it
 // is rare, and done in fp64.
 struct RunningSums {
@@ -101,6 +108,10 @@ struct RunningSums {
   }
   // Rescales the sums to the offset `to`, which is not below any logit.
   __device__ void Move(float to, const double (&rates)[3]) {
+    if (offset == -kInfinity) {  // of logits that were all ruled out
+      *this = RunningSums();
+      return;
+    }
     const double distance = static_cast<double>(offset) - to;
     moment = sums[0] == 0 ? 0 : (moment + distance * sums[0]) * exp(distance * rates[0]);
 #pragma unroll
@@ -132,10 +143,11 @@ __device__ RowStatistics Summarise(const RowLogits<kExact>& logits, float invers
           if (!logits.Counts(first, i, count)) continue;
           group_largest = fmaxf(group_largest, s[i]);
           group_teacher = fmaxf(group_teacher, t[i]);
-          most = fmaxf(most, s[i] - t[i]);
+          if (!HasDifference<kDivergence>(s[i])) continue;
+          most = fmaxf(most, s[i] - t[i]);  // without those of two masks, which are NaN
           least = fminf(least, s[i] - t[i]);
         }
-        if (group_largest == -kInfinity) return;  // of nothing that counts
+        if (group_largest == -kInfinity && group_teacher == -kInfinity) return;  // of nothing that counts
         largest = fmaxf(largest, group_largest);
         teacher_largest = fmaxf(teacher_largest, group_teacher);
         own.Reach(group_largest, slack, rates);
@@ -145,13 +157,15 @@ __device__ RowStatistics Summarise(const RowLogits<kExact>& logits, float invers
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) {
           if (!logits.Counts(first, i, count)) continue;
-          const float plain = PlainExponential(s[i] - own.offset);
-          const float soft = same ? plain : PlainExponential((s[i] - own.offset) * inverse);
+          const float below = s[i] - own.offset;
+          const float plain = PlainExponential(below);
+          const float soft = same ? plain : PlainExponential(below * inverse);
           sums[0] += plain;
-          if (!IsClamped(s[i] - own.offset)) moment = __fmaf_rn(plain, s[i] - own.offset, moment);
+          if (below > -kInfinity && !IsClamped(below)) moment = __fmaf_rn(plain, below, moment);
           sums[1] += soft;
-          if constexpr (kDivergence == Divergence::kReverseKl)
-            sums[2] = __fmaf_rn(soft, s[i] - t[i], sums[2]);
+          if constexpr (kDivergence == Divergence::kReverseKl) {
+            if (HasDifference<kDivergence>(s[i])) sums[2] = __fmaf_rn(soft, s[i] - t[i], sums[2]);
+          }
           sums[3] += PlainExponential((t[i] - teacher.offset) * inverse);
         }
 #pragma unroll
@@ -164,7 +178,7 @@ __device__ RowStatistics Summarise(const RowLogits<kExact>& logits, float invers
   all.teacher_largest = fmaxf(teacher_logit, MaximumOfBlock(teacher_largest));
   all.most = MaximumOfBlock(most);
   all.least = -MaximumOfBlock(-least);
-  if (own_logit > -kInfinity) {
+  if (HasDifference<kDivergence>(own_logit)) {
     all.most = fmaxf(own_logit - teacher_logit, all.most);
     all.least = fminf(own_logit - teacher_logit, all.least);
   }

@@ -65,10 +65,10 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t token = lists.tokens[i];
     if (token == label) continue;
     const CappedLogit<double> s = Capped(tile, lists.logits[i]);
+    const double p = exp(s.value - factors.log_sum_exp);
     double factor = factors.listed;
-    if (factors.spread != 0) factor -= factors.spread * (s.value - factors.mean);
-    const double entry =
-        factor * exp(s.value - factors.log_sum_exp) - factors.target * lists.probabilities[i];
+    if (factors.spread != 0 && p > 0) factor -= factors.spread * (s.value - factors.mean);
+    const double entry = factor * p - factors.target * lists.probabilities[i];
     entries[row * stride + token] = static_cast<T>(overflowed ? 0.0f : static_cast<float>(entry * s.slope));
   }
 }

@@ -41,7 +41,7 @@ struct TeacherHead {
   // hidden], not padded, whose rows are those of the batch's own hidden states; bias [vocab] or null.
   Teacher head;
   const float* weight_largest = nullptr;  // one value, of LargestMagnitude(weight)
-  const float* bias_largest = nullptr;    // likewise; needed with a bias
+  const float* bias_largest = nullptr;    // one value, of LargestShift(bias); needed with a bias
   Path path = Path::kPortable;
   CublasLt* library = nullptr;  // needed where `path` is kPortable; may be the learning head's own
 

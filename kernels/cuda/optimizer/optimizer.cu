@@ -237,6 +237,7 @@ class Tally {
     const float magnitude = fabsf(weight);
     largest_weight_ = fmaxf(largest_weight_, magnitude < Infinity() ? magnitude : Infinity());
   }
+  __device__ void AddBias(float bias) { largest_weight_ = fmaxf(largest_weight_, ShiftOf(bias)); }
   __device__ void Write(Partial* to) const {
     Partial partial;
     partial.squares = SumOfBlock(squares_);
@@ -294,7 +295,11 @@ __global__ void __launch_bounds__(kThreads)
         const float gradient = c.scale * g[q][i];
         tally.Add(gradient);
         w[q][i] = UpdatedWeight<kMoments>(c, gradient, w[q][i], first[q][i], second[q][i]);
-        tally.AddWeight(Rounded<T>(w[q][i]));
+        if (sizeof(T) == sizeof(float) && tensor.is_bias) {
+          tally.AddBias(w[q][i]);
+        } else {
+          tally.AddWeight(Rounded<T>(w[q][i]));
+        }
       }
       if constexpr (kMoments > 0) Store<kLayout>(first[q], quad, tensor.first_moment);
       if constexpr (kMoments > 1) Store<kLayout>(second[q], quad, tensor.second_moment);

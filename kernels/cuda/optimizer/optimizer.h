@@ -40,7 +40,9 @@ struct StepTensor {
   float* master = nullptr;  // of 16-bit weights: what the step works on; null: the weight itself
   float* first_moment = nullptr;
   float* second_moment = nullptr;
-  float* largest_weight = nullptr;  // one value, as LargestMagnitude of the new weight has it
+  // One value, as LargestMagnitude of the new weight has it; of a bias as LargestShift has it.
+  float* largest_weight = nullptr;
+  bool is_bias = false;
 };
 
 // Memory for the functions below; they may share it within one stream.

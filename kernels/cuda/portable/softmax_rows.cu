@@ -40,6 +40,7 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
     largest = fmaxf(largest, SumOf<kForm>(tile, z, v));
   }
   largest = fmaxf(tile.target_logits[row], LogitOf<kForm>(tile, MaximumOfBlock(largest)).value);
+  largest = fmaxf(largest, -kLargestFloat);  // where a bias rules all of them out
   const ScaledExponential exponential(largest, 0);
   double others = 0;
   double smoothing_sum = 0;
@@ -51,7 +52,7 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
     const float value = counts ? exponential(s.value) : 0.0f;
     if constexpr (kForm == RowForm::kEntries) {
       if (counts) {
-        smoothing_sum += static_cast<double>(ClassWeight(tile, v)) * s.value;
+        smoothing_sum += WeightedLogit(ClassWeight(tile, v), s.value);
         if (!exponential.IsBelow(s.value)) moment += static_cast<double>(value) * (s.value - largest);
       }
     } else {
@@ -74,7 +75,7 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
     if (tile.options.label_smoothing != 0) {
       sums.smoothing_sum = tile.options.softcap == 0
                                ? tile.options.logit_scale * tile.smoothing_logits[row]
-                               : smoothing_sum + static_cast<double>(ClassWeight(tile, label)) * target;
+                               : smoothing_sum + WeightedLogit(ClassWeight(tile, label), target);
     }
     const RowOutcome out = FinishRow(tile, row, sums);
     WriteRow(tile, row, out);

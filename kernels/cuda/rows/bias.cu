@@ -15,6 +15,13 @@ constexpr int kRows = kThreads;
 constexpr int kRowsAhead = 4;
 static_assert(kRows % (kWarps * kRowsAhead) == 0);
 
+__global__ void LargestShiftKernel(const float* bias, int64_t vocab, float* largest) {
+  float found = 0;
+  for (int64_t v = threadIdx.x; v < vocab; v += kThreads) found = fmaxf(found, ShiftOf(bias[v]));
+  found = MaximumOfBlock(found);
+  if (threadIdx.x == 0) *largest = found;
+}
+
 __global__ void SumBiasKernel(const float* bias, int64_t vocab, const float* class_weights, double* out) {
   double sum = 0;
   for (int64_t v = threadIdx.x; v < vocab; v += kThreads) {
@@ -107,6 +114,11 @@ __global__ void AddBiasGradientKernel(const TileRows tile, const T* exponentials
 
 }  // namespace
 
+Result LargestShift(const float* bias, int64_t vocab, float* largest, cudaStream_t stream) {
+  LargestShiftKernel<<<1, kThreads, 0, stream>>>(bias, vocab, largest);
+  return {cudaGetLastError(), "LargestShift"};
+}
+
 Result SumBias(const float* bias, int64_t vocab, const float* class_weights, double* out,
                cudaStream_t stream) {
   SumBiasKernel<<<1, kThreads, 0, stream>>>(bias, vocab, class_weights, out);
@@ -140,6 +152,7 @@ Result StoreBiasGradient(const TileRows& tile, const void* exponentials, int64_t
 Result LoadBiasKernels(DataType weight_type) {
   KernelLoader loader;
   WithType(weight_type, [&](auto type) { loader.Add(&AddBiasGradientKernel<decltype(type)>); });
+  loader.Add(&LargestShiftKernel);
   loader.Add(&SumBiasKernel);
   return loader.result();
 }

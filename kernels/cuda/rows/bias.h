@@ -11,6 +11,10 @@
 
 namespace lossd::kernels::cuda {
 
+// The largest of 0 and the bias's values into *largest; infinite if one is not finite. Values far below 0
+// mask entries, and are no overflow.
+Result LargestShift(const float* bias, int64_t vocab, float* largest, cudaStream_t stream);
+
 // *out = Σ_v C_v b_v, summed in fp64 in a fixed order; bias [vocab]; class_weights [vocab], or null for C
 // = 1.
 Result SumBias(const float* bias, int64_t vocab, const float* class_weights, double* out,

@@ -136,7 +136,7 @@ __device__ ListSums SumList(const TileRows& tile, const List& list, const Extrem
     if (list.tokens[i] != extremes.token) sums.rest += e;
     if (list.tokens[i] == label) continue;
     sums.row.others += e;
-    sums.row.moment += e * (s - extremes.largest);
+    if (e > 0) sums.row.moment += e * (s - extremes.largest);
     sums.above += s > extremes.label_logit ? 1 : 0;
   }
   sums.row.others = SumOfWarp(sums.row.others);
@@ -159,7 +159,8 @@ __device__ void FormFactors(const TileRows& tile, int32_t row, const List& list,
   for (int32_t i = list.lane; i < list.size; i += kWarp) {
     const CappedLogit<double> logit = Capped(tile, list.values[i]);
     const double below = logit.value - extremes.largest;
-    const double slope = (terms.alpha - terms.delta * (below - mean)) * exp(below) / sum;
+    const double p = exp(below) / sum;
+    const double slope = p > 0 ? (terms.alpha - terms.delta * (below - mean)) * p : 0;
     const double factor = tile.options.logit_scale * logit.slope * slope;
     list.values[i] = out.overflowed            ? 0.0f
                      : list.tokens[i] == label ? out.target_gradient
@@ -192,7 +193,8 @@ __global__ void __launch_bounds__(kThreads) FinishListsKernel(const TileRows til
   const double m = extremes.largest;
   const RowUnits units{
       m, 0, static_cast<float>(extremes.label_logit), static_cast<float>(extremes.label_slope), 1.0, m};
-  const double moment = sums.row.moment + sums.row.own * (extremes.label_logit - m);
+  const double own_moment = sums.row.own > 0 ? sums.row.own * (extremes.label_logit - m) : 0;
+  const double moment = sums.row.moment + own_moment;
   const RowOutcome out = FinishRow(tile, row, sums.row, units);
   if (tile.gradient_wanted) FormFactors(tile, row, list, extremes, sums, moment, out);
   __syncwarp();  // all have read whether it had overflowed before

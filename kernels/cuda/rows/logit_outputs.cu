@@ -14,11 +14,12 @@ __device__ Logits RowOf(const LogitSums& logits, int64_t row) {
   return {logits.sums + row * logits.stride, logits.bias, logits.options};
 }
 
-// A softcap would hide that what it caps has overflowed.
+// A softcap would hide that what it caps has overflowed. -infinity is the logit of an entry that is ruled
+// out.
 __device__ float LogitAt(const Logits& row, int64_t token) {
   if (row.options.softcap == 0) return row[token];
   const float bias = row.bias == nullptr ? 0.0f : row.bias[token];
-  return isfinite((row.sums[token] + bias) * row.options.logit_scale) ? row[token] : NaN();
+  return (row.sums[token] + bias) * row.options.logit_scale < INFINITY ? row[token] : NaN();
 }
 
 template <class T>
@@ -41,13 +42,15 @@ __global__ void FindTopLogitsKernel(const LogitSums logits, const TopLogits out)
   int32_t overflowed = 0;
   for (int64_t v = threadIdx.x; v < logits.vocab; v += kThreads) {
     const float logit = LogitAt(of_row, v);
-    overflowed |= isfinite(logit) ? 0 : 1;
+    overflowed |= logit < INFINITY ? 0 : 1;
     largest = fmaxf(largest, logit);
   }
   largest = MaximumOfBlock(largest);
   overflowed = __syncthreads_or(overflowed);
   double sum = 0;
-  for (int64_t v = threadIdx.x; v < logits.vocab; v += kThreads) sum += expf(of_row[v] - largest);
+  for (int64_t v = threadIdx.x; v < logits.vocab && largest > -INFINITY; v += kThreads) {
+    sum += expf(of_row[v] - largest);
+  }
   sum = SumOfBlock(sum);
   if (threadIdx.x == 0) {
     out.log_sum_exp[row] = overflowed != 0 ? NaN() : static_cast<float>(largest + log(sum));

@@ -87,7 +87,8 @@ __global__ void ChooseExponentsKernel(const TileRows tile, Which which, Maximum 
   // As the product's epilogue does it: an exact maximum is exactly one of its logits.
   largest = __fmul_rn(largest, tile.options.logit_scale);
   if (tile.options.softcap != 0) largest = FastLogitCap(tile.options.softcap)(largest).value;
-  largest = fmaxf(tile.target_logits[row], largest);
+  // Finite where a bias rules all of them out: such a sample is below the others, which are then redone.
+  largest = fmaxf(fmaxf(tile.target_logits[row], largest), -kLargestFloat);
   const bool exact = maximum == Maximum::kOfAll;
   const bool plain = !exact && fabsf(largest) <= kLargestPlainLogit;
   // Even, so that ties of the splitting round alike whatever is chosen.
@@ -132,7 +133,8 @@ __device__ void WriteStatistics(const TileRows& tile, int32_t row, const RowSums
                           tile.offsets[row],
                           units.exponent,
                           units.target_logit,
-                          units.target_slope};
+                          units.target_slope,
+                          IsOwn(tile, tile.labels[row]) ? 1 : 0};
 }
 
 __global__ void __launch_bounds__(kFinishThreads)
@@ -159,7 +161,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   const int32_t label = tile.labels[row];
   if (pieces.logits != nullptr) {
     if (IsOwn(tile, label)) {
-      sums.smoothing_sum += static_cast<double>(ClassWeight(tile, label)) * tile.target_logits[row];
+      sums.smoothing_sum += WeightedLogit(ClassWeight(tile, label), tile.target_logits[row]);
     }
   } else if (tile.options.label_smoothing != 0) {
     sums.smoothing_sum = tile.options.logit_scale * tile.smoothing_logits[row];

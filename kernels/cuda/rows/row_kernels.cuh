@@ -16,6 +16,11 @@ namespace lossd::kernels::cuda {
 
 inline constexpr int kThreads = 256;
 
+inline constexpr float kLargestFloat = 0x1.fffffep127f;
+
+// A bias's value as it raises logits; infinite if it is not finite.
+__device__ inline float ShiftOf(float bias) { return isfinite(bias) ? bias : __int_as_float(0x7F800000); }
+
 __device__ inline float NaN() { return __int_as_float(0x7FFFFFFF); }
 
 template <class T>
@@ -72,6 +77,16 @@ __device__ inline bool IsOwn(const TileRows& tile, int32_t label) { return label
 __device__ inline float ClassWeight(const TileRows& tile, int64_t entry) {
   return tile.classes.weights == nullptr ? 1.0f : tile.classes.weights[entry];
 }
+
+// C s. A weight of 0 means nothing, also of -infinity.
+__device__ inline double WeightedLogit(float weight, float logit) {
+  return weight == 0 ? 0.0 : static_cast<double>(weight) * logit;
+}
+// The same of costs, which are infinite where a label's logit is.
+__device__ inline double Weighted(double weight, double cost) { return weight == 0 ? 0.0 : weight * cost; }
+
+// Σ C s, or -infinity where that is below fp32's range: as in plain arithmetic.
+__device__ inline double SmoothingSum(double sum) { return sum < -kLargestFloat ? -INFINITY : sum; }
 
 // The end of a row
 
@@ -172,7 +187,7 @@ __device__ inline double TargetOf(const GradientTerms& terms, const RowSums& sum
   const double sum = sums.others + sums.own;
   double target = -terms.beta * (sums.others / sum);
   if (terms.rest != 0) target += terms.rest * (sums.own / sum);
-  if (terms.delta != 0) {
+  if (terms.delta != 0 && sums.own > 0) {
     target += terms.delta * (sums.own / sum) * ((sums.moment - sums.others * own_logit) / sum);
   }
   return target;
@@ -249,14 +264,14 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
 
   const double class_weight = ClassWeight(tile, tile.labels[row]);
   const double token_weight = tile.token_weights == nullptr ? 1.0 : tile.token_weights[row];
-  double loss = (1.0 - options.label_smoothing) * class_weight * surprise;
+  double loss = Weighted((1.0 - options.label_smoothing) * class_weight, surprise);
   if (options.label_smoothing != 0) {
     loss += options.label_smoothing / static_cast<double>(tile.whole_vocab) *
-            (log_sum_exp * tile.classes.sum - sums.smoothing_sum);
+            (log_sum_exp * tile.classes.sum - SmoothingSum(sums.smoothing_sum));
   }
   const TargetTerms targets = TargetTermsOf(tile, row, token_weight, own / sum, log_sum_exp);
   if (tile.target_sums != nullptr) {
-    loss = tile.label_weight * loss + tile.target_weight * targets.divergence;
+    loss = Weighted(tile.label_weight, loss) + Weighted(tile.target_weight, targets.divergence);
   }
   const double z_loss = ZLossOf(options, log_sum_exp);
 
@@ -268,7 +283,7 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
   if (options.softcap != 0) target *= units.target_slope;
   const double own_sum = sum * units.own;
   const double tau = options.logit_scale;
-  RowOutcome out{.loss = static_cast<float>(token_weight * (loss + z_loss)),
+  RowOutcome out{.loss = static_cast<float>(Weighted(token_weight, loss + z_loss)),
                  .log_sum_exp = static_cast<float>(log_sum_exp),
                  .z_loss = static_cast<float>(token_weight * z_loss),
                  .log_probability = static_cast<float>(-surprise),
@@ -298,8 +313,9 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
                         contribution * largest < kLargestContribution &&
                         fabs(static_cast<double>(out.scale)) * largest < kLargestScaledRow;
   out.overflowed = out.overflowed || (tile.gradient_wanted && !in_range);
-  // Σ C_v W_v may leave fp32 where no logit does.
-  out.overflowed = out.overflowed || !isfinite(sums.smoothing_sum);
+  // Σ C_v W_v may leave fp32 where no logit does. Entry by entry, logits of -infinity are in the sum.
+  const bool sums_logits = tile.smoothing == Smoothing::kElementwise && sums.smoothing_sum < 0;
+  out.overflowed = out.overflowed || isnan(sums.smoothing_sum) || (isinf(sums.smoothing_sum) && !sums_logits);
   return out.overflowed ? OverflowedRow() : out;
 }
 

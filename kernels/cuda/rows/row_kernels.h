@@ -44,8 +44,9 @@ struct ShardStatistics {
   double moment = 0;         // Σ E (s - offset) as `others` is; of gradients of the entropy only
   float offset = 0;          // E = e^(z - offset) 2^-exponent
   int32_t exponent = 0;      // even
-  float target_logit = 0;    // s of the label, or -infinity where the label is another rank's
+  float target_logit = 0;    // s of the label; -infinity where the label is another rank's
   float target_slope = 0;    // f of the label
+  int32_t has_label = 0;     // 1: the label is one of the rank's entries
 };
 
 // What entries of a row's list of soft targets are made of: (listed - spread (s - mean)) p - target q, over
@@ -72,7 +73,7 @@ struct TileRows {
   const float* bias = nullptr;   // b [V], 16-byte aligned; null: none
   const float* weight_largest =
       nullptr;  // one value: the largest magnitude in W, not finite if one of W is not
-  const float* bias_largest = nullptr;  // the same of b
+  const float* bias_largest = nullptr;  // one value, of LargestShift(b)
   const int32_t* batch_rows = nullptr;  // where a row is in the batch's own arrays
   // Numbered from the first of this rank's entries: those outside [0, vocab) are other ranks'.
   const int32_t* labels = nullptr;
@@ -140,7 +141,7 @@ enum class Which { kAll, kRedo };
 
 // Gathers and rounds hidden states [*, hidden] of `hidden_type` into x, and computes target logits,
 // magnitudes and overflows: a row is one if it is not finite in the weight's type or if a logit could leave
-// fp32. Its x is zero. Empties redo_rows.
+// fp32, but for a bias that takes it below: such a logit is -infinity. Its x is zero. Empties redo_rows.
 Result PrepareRows(const TileRows& tile, DataType hidden_type, const void* hidden_states,
                    cudaStream_t stream);
 

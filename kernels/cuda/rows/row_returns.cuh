@@ -17,13 +17,14 @@ __device__ inline RowPart FindRowPart(const Logits& logits, int64_t vocab, int32
   if (best == 0) return part;  // no entries
   part.largest = LogitOf(best);
   part.token = TokenOf(best);
+  if (part.largest == -kInfinity) return part;
   int32_t above = 0;
   for (int64_t v = threadIdx.x; v < vocab; v += kThreads) {
     const float logit = logits[v];
     const float below = logit - part.largest;
     const float e = expf(below);
     part.sum += e;
-    part.moment += static_cast<double>(e) * below;
+    if (e > 0) part.moment += static_cast<double>(e) * below;
     above += v != label && logit > of_label ? 1 : 0;
   }
   part.sum = SumOfBlock(part.sum);

@@ -58,7 +58,7 @@ __device__ MergedRow Merge(const ShardStatistics (&of_segments)[kFixedSegments],
     if (!Has(segments.with_entries, s)) continue;
     const ShardStatistics& of_segment = of_segments[s];
     row.overflowed = row.overflowed || of_segment.others < 0;
-    if (of_segment.target_logit > -__int_as_float(0x7F800000)) {
+    if (of_segment.has_label != 0) {
       row.owner = s;
       own[s] =
           OwnExponential(ScaledExponential(of_segment.offset, of_segment.exponent), of_segment.target_logit);

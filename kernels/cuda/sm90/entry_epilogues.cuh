@@ -87,7 +87,7 @@ struct EntryEpilogue {
           if (counts && class_weights != nullptr) weight = class_weights[column];
           if constexpr (kPass == EntryPass::kSums) {
             values[i] = e;
-            logits_of_four[j] = __fmaf_rn(weight, s.value, logits_of_four[j]);
+            if (weight != 0.0f) logits_of_four[j] = __fmaf_rn(weight, s.value, logits_of_four[j]);
             if (has_moment) moments_of_four[j] = __fmaf_rn(e, s.value - offset, moments_of_four[j]);
           } else {
             const float own = has_moment ? __fmaf_rn(-spread, s.value - offset - mean, factor) : factor;

@@ -50,6 +50,7 @@ SoftPart Find(const Row& row, size_t first, size_t end, double inverse) {
       part.logit = row.student[v];
       part.teacher_logit = row.teacher[v];
       part.slope = 0.5f;
+      part.has_label = 1;
       continue;
     }
     sums.others += std::exp(s);

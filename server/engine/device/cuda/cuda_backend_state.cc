@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/cuda/optimizer/optimizer.h"
+#include "kernels/cuda/rows/bias.h"
 #include "server/engine/device/cuda/cuda_backend.h"
 #include "server/engine/device/cuda/cuda_status.h"
 #include "server/engine/device/slice_checks.h"
@@ -95,8 +96,8 @@ void CudaBackend::ForgetWeights() {
 Result CudaBackend::DeriveFromBias() {
   ForgetWeights();
   if (!config_.bias) return {};
-  return kernels::cuda::LargestMagnitude(DataType::kFloat32, bias_.data(), config_.vocab_size,
-                                         Floats(bias_largest_), device_->pipeline.computing());
+  return kernels::cuda::LargestShift(Floats(bias_), config_.vocab_size, Floats(bias_largest_),
+                                     device_->pipeline.computing());
 }
 
 absl::Status CudaBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataType type, void* out) {

@@ -171,7 +171,8 @@ Result CudaBackend::Step(const GradientParts& gradient, const OptimizerCoefficie
                         .weight = At(bias_, rows.first),
                         .first_moment = At(bias_moments_[0], place),
                         .second_moment = At(bias_moments_[1], place),
-                        .largest_weight = Floats(bias_largest_)};
+                        .largest_weight = Floats(bias_largest_),
+                        .is_bias = true};
   return kernels::cuda::ApplyOptimizer(bias, coefficients, scratch, tallies + 1, stream);
 }
 
