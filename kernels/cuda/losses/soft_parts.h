@@ -65,7 +65,7 @@ LOSSD_HOST_DEVICE inline SoftPart MergeSoftParts(const SoftPart (&parts)[kMostPa
   double difference[kMostParts] = {};
   for (int32_t p = 0; p < count; ++p) {
     const RowStatistics& sums = parts[p].sums;
-    // Of no entries, or of entries that are all ruled out, there is nothing.
+    // A head that has no entries here, or none that is not ruled out, adds nothing.
     if (sums.teacher_largest > -kInfinity) {
       const double teacher_below =
           static_cast<double>(sums.teacher_largest) - static_cast<double>(all.teacher_largest);
