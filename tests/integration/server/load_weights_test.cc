@@ -442,7 +442,8 @@ TEST_F(LoadUnderWay, ARestoreUndoesIt) {
     return false;
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
-  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("restored from a checkpoint since it began"));
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("restored from a checkpoint since it began"));
   EXPECT_EQ(Read("head"), before);
   EXPECT_TRUE(BeginWrite("head", "free").ok()) << "it is still in the way";
   server_.reset();  // before its folder goes

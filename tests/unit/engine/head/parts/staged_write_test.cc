@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_cat.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/memory/host_buffer.h"
 
