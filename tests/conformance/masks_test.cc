@@ -1,10 +1,10 @@
-// Entries that a bias rules out, as masks do it: logits of -infinity, or nearly, that come of finite numbers.
+// Heads some of whose entries are ruled out agree with the fp64 reference in everything else.
+#include "tests/conformance/masks.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -16,44 +16,14 @@ namespace {
 
 using kernels::Divergence;
 using kernels::testing::kDivergences;
-using kernels::testing::KeepTokens;
-using kernels::testing::Narrowed;
-using kernels::testing::RandomProblem;
-using kernels::testing::RandomTargets;
 using kernels::testing::Reference;
-using kernels::testing::RelativeError;
 using kernels::testing::RunReference;
 using kernels::testing::SoftProblem;
-
-constexpr int64_t kVocab = 2100;
-constexpr int64_t kTokens = 12;
-constexpr int64_t kHidden = 32;
-constexpr float kMask = std::numeric_limits<float>::lowest();
-constexpr double kHuge = 1e30;  // more than any logit but those of the mask
-
-struct Mask {
-  const char* name;
-  bool (*covers)(int64_t entry);
-};
-constexpr Mask kMasks[] = {
-    {"first 255", [](int64_t v) { return v < 255; }},
-    {"first 256", [](int64_t v) { return v < 256; }},
-    {"last 7", [](int64_t v) { return v >= kVocab - 7; }},
-    {"1024 to 2000", [](int64_t v) { return v >= 1024 && v < 2000; }},
-    {"upper half", [](int64_t v) { return v >= kVocab / 2; }},
-    {"all but some", [](int64_t v) { return v % 100 != 0; }},
-};
 
 struct Option {
   const char* name;
   std::function<void(Problem&)> set;
 };
-
-std::vector<float> Alternating(int64_t count, float low, float high) {
-  std::vector<float> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = i % 2 == 0 ? high : low;
-  return values;
-}
 
 const std::vector<Option>& Options() {
   static const std::vector<Option> options = {
@@ -77,68 +47,6 @@ const std::vector<Option>& Options() {
   };
   return options;
 }
-
-std::vector<float> BiasOf(const Mask& mask) {
-  std::vector<float> bias(kVocab);
-  for (int64_t v = 0; v < kVocab; ++v) bias[static_cast<size_t>(v)] = mask.covers(v) ? kMask : 0.25f;
-  return bias;
-}
-
-void MoveLabels(const Mask& mask, Problem& problem) {
-  for (int64_t& label : problem.labels) {
-    while (mask.covers(label)) label = (label + 1) % kVocab;
-  }
-}
-
-void ExpectNear(double actual, double expected) {
-  if (std::abs(expected) < kHuge) {
-    EXPECT_NEAR(actual, expected, 1e-4 * (1 + std::abs(expected)));
-  } else {
-    EXPECT_GT(std::copysign(1.0, expected) * actual, kHuge);
-  }
-}
-
-class Masks : public HeadTest {
- protected:
-  Problem Masked(const Mask& mask, float scale) const {
-    Problem problem =
-        RandomProblem({.shape = {kTokens, kVocab, kHidden}, .type = type(), .logit_deviation = 2.0});
-    problem.bias = BiasOf(mask);
-    problem.options.logit_scale = scale;
-    MoveLabels(mask, problem);
-    return problem;
-  }
-
-  void ExpectGradients(const Reference& reference, const ChunkOutput& output, HeadUnderTest& head) const {
-    EXPECT_LT(RelativeError(output.dx, reference.dx), Tolerance());
-    EXPECT_LT(RelativeError(head.Gradient(), reference.dw), Tolerance());
-    EXPECT_LT(RelativeError(head.BiasGradient(), reference.db), Tolerance());
-  }
-
-  void ExpectAgreement(const Problem& problem) {
-    const Reference reference = RunReference(problem);
-    HeadUnderTest head(device_.get(), problem);
-    const ChunkOutput output = head.Run(problem, kAllReturns);
-    ExpectGradients(reference, output, head);
-    const RowReturnValues& told = output.returns;
-    for (size_t r = 0; r < kTokens; ++r) {
-      SCOPED_TRACE(r);
-      ExpectNear(output.losses[r], reference.losses[r]);
-      ExpectNear(told.log_sum_exp[r], reference.log_sum_exp[r]);
-      ExpectNear(told.log_probability[r], reference.log_probability[r]);
-      ExpectNear(told.entropy[r], reference.entropy[r]);
-      ExpectNear(told.z_loss[r], reference.z_loss[r]);
-      EXPECT_EQ(told.prediction[r], told.top_tokens[3 * r]);
-      for (size_t i = 3 * r; i < 3 * r + 3; ++i) {
-        ASSERT_GE(told.top_tokens[i], 0);
-        const size_t token = r * kVocab + static_cast<size_t>(told.top_tokens[i]);
-        ExpectNear(told.top_log_probabilities[i], reference.logits[token] - reference.log_sum_exp[r]);
-      }
-    }
-  }
-
-  double Tolerance() const { return 4 * GradientError(); }
-};
 
 INSTANTIATE_TEST_SUITE_P(All, Masks, ::testing::ValuesIn(DevicesAndTypes()),
                          [](const auto& test) { return NameOf(test.param); });
@@ -263,34 +171,6 @@ TEST_P(Masks, OfEitherHeadAreInDivergences) {
         for (size_t r = 0; r < kTokens; ++r) {
           ExpectNear(output.losses[r], reference.losses[r]);
           ExpectNear(output.returns.divergence[r], reference.divergence[r]);
-        }
-      }
-    }
-  }
-}
-
-TEST_P(Masks, AreInListsOfTokens) {
-  if (!device_->TakesTokenLists()) GTEST_SKIP() << "no lists of tokens";
-  for (const Mask& mask : kMasks) {
-    for (const bool targets : {false, true}) {
-      for (const bool entropy : {false, true}) {
-        SCOPED_TRACE(std::string(mask.name) + (targets ? ", targets" : ", kept") +
-                     (entropy ? ", entropy" : ""));
-        Problem problem = Masked(mask, 2.0f);
-        if (entropy) problem.entropy_gradients = Alternating(kTokens, -1.0f, 0.5f);
-        if (targets) {
-          problem.targets = RandomTargets(problem, 0.1, 0.8);
-        } else {
-          KeepTokens(problem, 0.3);
-        }
-        const Reference reference = RunReference(problem);
-        HeadUnderTest head(device_.get(), problem);
-        const ChunkOutput output = head.Run(problem, {.log_sum_exp = true, .entropy = true});
-        ExpectGradients(reference, output, head);
-        for (size_t r = 0; r < kTokens; ++r) {
-          ExpectNear(output.losses[r], reference.losses[r]);
-          ExpectNear(output.returns.log_sum_exp[r], reference.log_sum_exp[r]);
-          ExpectNear(output.returns.entropy[r], reference.entropy[r]);
         }
       }
     }
