@@ -115,16 +115,12 @@ absl::StatusOr<DurableFiles> DurableFiles::Open(const std::string& folder, Fault
 }
 
 int DurableFiles::Lock() {
-  const auto lock = [this](const FileDescriptor& file) {
-    if (const int error = fault_ ? fault_("lock", kLockFile) : 0; error != 0) return error;
-    return ErrorOf([&file] { return flock(file.number(), LOCK_EX | LOCK_NB); });
-  };
-  // Earlier versions lock the folder alone.
-  if (lock(held_) == EWOULDBLOCK) return EWOULDBLOCK;
   // Across hosts a file system locks only files, and only those that are open for writing.
   lock_ =
       FileDescriptor(openat(held_.number(), kLockFile, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kFileMode));
-  const int error = lock_.number() < 0 ? errno : lock(lock_);
+  int error = lock_.number() < 0 ? errno : 0;
+  if (error == 0 && fault_) error = fault_("lock", kLockFile);
+  if (error == 0) error = ErrorOf([this] { return flock(lock_.number(), LOCK_EX | LOCK_NB); });
   if (error != 0 && error != EWOULDBLOCK) {
     warnings_.push_back(
         absl::StrCat("--checkpoint_dir cannot be locked (", strerror(error),
