@@ -38,12 +38,13 @@ bool WriteAll(int file, const char* data, size_t bytes) {
   return true;
 }
 
-bool Sync(const std::string& path, int flags) {
-  const int file = open(path.c_str(), flags | O_CLOEXEC);
-  if (file < 0) return false;
-  const bool synced = fsync(file) == 0;
-  close(file);
-  return synced;
+// False only for a disk that fails: some file systems cannot sync folders.
+bool SyncFolder(const std::string& path) {
+  const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return false;
+  const bool failed = fsync(folder) != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT);
+  close(folder);
+  return !failed;
 }
 
 // JSON has no numbers that are not finite.
@@ -130,7 +131,7 @@ absl::Status WriteSavedRun(const std::string& folder, const SavedRun& run) {
   written = written && fsync(file) == 0;
   close(file);
   if (!written || std::rename(temporary.c_str(), path.c_str()) != 0) return Failed(path);
-  return Sync(folder, O_RDONLY | O_DIRECTORY) ? absl::OkStatus() : Failed(folder);
+  return SyncFolder(folder) ? absl::OkStatus() : Failed(folder);
 }
 
 absl::StatusOr<std::optional<SavedRun>> ReadSavedRun(const std::string& folder) {

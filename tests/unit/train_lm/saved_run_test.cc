@@ -1,11 +1,31 @@
 #include "client/examples/train_lm/saved_run.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <numeric>
+#include <utility>
+
+namespace {
+int error_of_folders = 0;  // what fsync of a folder fails with
+}  // namespace
+
+// Stands in the place of the C library's.
+extern "C" int fsync(int file) {
+  struct stat info {};
+  if (error_of_folders == 0 || fstat(file, &info) != 0 || !S_ISDIR(info.st_mode)) {
+    return static_cast<int>(syscall(SYS_fsync, file));
+  }
+  errno = error_of_folders;
+  return -1;
+}
 
 namespace lossd::train_lm::saved_run_test {
 namespace {
@@ -59,6 +79,17 @@ TEST_F(SavedRunTest, IsReadAsItWasWritten) {
   EXPECT_EQ(again.trainer.trunk.adam.second, run.trainer.trunk.adam.second);
   EXPECT_EQ(again.trainer.trunk.adam.steps, 3);
   EXPECT_EQ(again.trainer.trunk.forwards, 9U);
+}
+
+TEST_F(SavedRunTest, OnlyAFolderThatADiskFailsToSyncIsAnError) {
+  const std::pair<int, bool> cases[] = {{EINVAL, true}, {EBADF, true},   {EOPNOTSUPP, true}, {EPERM, true},
+                                        {EIO, false},   {ENOSPC, false}, {EDQUOT, false}};
+  for (const auto& [error, written] : cases) {
+    error_of_folders = error;
+    EXPECT_EQ(WriteSavedRun(folder_, MakeRun()).ok(), written) << strerror(error);
+    error_of_folders = 0;
+    EXPECT_TRUE(ReadSavedRun(folder_)->has_value());
+  }
 }
 
 TEST_F(SavedRunTest, HalfAFileIsNoRun) {
