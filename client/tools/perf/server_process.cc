@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -124,8 +125,12 @@ double OwnCpuSeconds() {
 absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(const Settings& settings) {
   std::error_code error;
   std::string folder = (std::filesystem::temp_directory_path(error) / "lossd-perf-XXXXXX").string();
-  if (error || mkdtemp(folder.data()) == nullptr) {
-    return absl::UnavailableError(absl::StrCat("cannot make a folder like ", folder));
+  const bool fits = settings.transport != Transport::kUnix ||
+                    folder.size() + sizeof("/socket") <= sizeof(sockaddr_un::sun_path);
+  if (error || !fits || mkdtemp(folder.data()) == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot make a folder for a socket like ", folder,
+                     ": set TMPDIR to a folder with a short path that this process can write to"));
   }
   std::unique_ptr<ServerProcess> server(new ServerProcess(folder));
   if (absl::Status status = server->Spawn(settings); !status.ok()) return status;

@@ -10,9 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -21,6 +19,7 @@
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
 #include "server/rpc/convert/convert.h"
+#include "server/rpc/transport/socket_folder.h"
 
 namespace lossd::rpc {
 namespace {
@@ -108,11 +107,10 @@ absl::StatusOr<std::unique_ptr<RegionSocket>> RegionSocket::Start(const std::str
 
 absl::Status RegionSocket::MakeDirectory(const std::string& directory) {
   if (directory.empty()) {
-    std::error_code error;
-    std::string made = (std::filesystem::temp_directory_path(error) / "lossd-regions-XXXXXX").string();
-    if (error || mkdtemp(made.data()) == nullptr) return CannotShare(made, errno);
-    own_directory_ = made;
-    path_ = absl::StrCat(made, "/", kSocketName);
+    absl::StatusOr<std::string> made = MakeSocketFolder("lossd-regions", kSocketName);
+    if (!made.ok()) return made.status();
+    own_directory_ = *std::move(made);
+    path_ = absl::StrCat(own_directory_, "/", kSocketName);
     return absl::OkStatus();
   }
   if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return CannotShare(directory, errno);
@@ -129,7 +127,11 @@ absl::Status RegionSocket::MakeDirectory(const std::string& directory) {
 
 absl::Status RegionSocket::Listen() {
   sockaddr_un address{};
-  if (!MakeAddress(path_, &address)) return CannotShare(path_, "the path is longer than a socket's may be");
+  if (!MakeAddress(path_, &address)) {
+    return CannotShare(path_, absl::StrCat("the path is too long for a socket by ",
+                                           path_.size() - (sizeof(address.sun_path) - 1),
+                                           " bytes; name a shorter --region_socket_dir"));
+  }
   const auto* const generic = reinterpret_cast<const sockaddr*>(&address);
   FileDescriptor listener = NewSocket();
   if (!listener.valid()) return CannotShare(path_, errno);

@@ -2,14 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
-#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -17,11 +14,13 @@
 #include "absl/strings/str_join.h"
 #include "server/engine/common/random_id.h"
 #include "server/rpc/transport/file_descriptor.h"
+#include "server/rpc/transport/socket_folder.h"
 #include "server/startup/group/ending_processes.h"
 
 namespace lossd {
 namespace {
 
+constexpr char kSocketName[] = "control.sock";
 constexpr int kNotStarted = 127;  // as a shell says it
 
 absl::Status CannotStart(const std::string& what, int error) {
@@ -67,15 +66,11 @@ Epoch::~Epoch() {
 }
 
 absl::Status Epoch::MakeFolder() {
-  std::error_code error;
-  std::string made = (std::filesystem::temp_directory_path(error) / "lossd-group-XXXXXX").string();
-  if (error) return CannotStart("there is no folder for temporary files", error.value());
-  if (mkdtemp(made.data()) == nullptr) return CannotStart(absl::StrCat("folder ", made), errno);
-  folder_ = made;
-  socket_ = absl::StrCat(made, "/control.sock");
-  if (socket_.size() < sizeof(sockaddr_un::sun_path)) return absl::OkStatus();
-  return CannotStart(absl::StrCat(socket_, " is longer than the path of a socket may be (set TMPDIR)"),
-                     ENAMETOOLONG);
+  absl::StatusOr<std::string> made = rpc::MakeSocketFolder("lossd-group", kSocketName);
+  if (!made.ok()) return made.status();
+  folder_ = *std::move(made);
+  socket_ = absl::StrCat(folder_, "/", kSocketName);
+  return absl::OkStatus();
 }
 
 void Epoch::RemoveFolder() {
