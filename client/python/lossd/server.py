@@ -38,43 +38,22 @@ LAUNCHER_VARIABLES = (
 LAUNCHER_PREFIXES = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "LWS_")
 
 # Runs in a process of its own, which then becomes the server: it dies with the thread that started it. (A
-# preexec_fn would run Python between fork and exec of a process with many threads.) Its grandchild, which no signal to
-# this process's children or group reaches, removes the folder once server and starter have ended.
+# preexec_fn would run Python between fork and exec of a process with many threads.) Its child, which the usual signals
+# do not end, removes the folder once no process of the server holds the pipe any more.
 _TRAMPOLINE = """
-import ctypes, os, select, shutil, signal, sys
+import ctypes, os, shutil, signal, sys
 parent, number, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-
-def sweep(server, starter):
+ended, held = os.pipe()
+if os.fork() == 0:
     os.setsid()
-    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for each in range(3):
-        os.dup2(nothing, each)
-    os.chdir("/")
-    select.select([server], [], [])
-    while os.path.exists(folder) and not select.select([starter], [], [], 1.0)[0]:
-        pass
+    os.close(held)
+    os.read(ended, 1)
     shutil.rmtree(folder, ignore_errors=True)
-
-def start_sweeping():
-    ended = os.pidfd_open(os.getpid()), os.pidfd_open(parent)
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        return
-    try:
-        if not os.fork():
-            sweep(*ended)
-    finally:
-        os._exit(0)
-
-try:
-    start_sweeping()
-except (AttributeError, OSError):  # a kernel without pidfd_open, or too many processes: stop() and atexit remove it
-    pass
+    os._exit(0)
+os.set_inheritable(held, True)
 if ctypes.CDLL(None).prctl(1, number, 0, 0, 0) or os.getppid() != parent:
-    shutil.rmtree(folder, ignore_errors=True)
     sys.exit(1)
 os.execv(sys.argv[4], sys.argv[4:])
 """
@@ -151,7 +130,8 @@ class Server:
     ) -> None:
         self._folder = folder
         self._environment = _environment(in_group=in_group)
-        self._log_path = folder / "lossd.log"
+        # Not in the folder, which goes before the log is read for the last time.
+        self._log: IO[bytes] = tempfile.TemporaryFile(dir=folder.parent)  # noqa: SIM115
         self._port_file = folder / "ports.json"
         self._gone = _gone.watched(self.target)
         self._pid = os.getpid()
@@ -165,7 +145,7 @@ class Server:
         self._thread.start()
         self._started.wait()
         if self._error is not None:
-            self._remove_folder()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise LaunchError(f"{command[0]} could not be started: {self._error}") from self._error
         atexit.register(self._at_exit)
         self._wait_until_it_serves(command, start_timeout)
@@ -178,16 +158,14 @@ class Server:
 
     def _run(self, command: list[str]) -> None:
         try:
-            log: IO[bytes]
-            with open(self._log_path, "wb") as log:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    env=self._environment,
-                )
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+                env=self._environment,
+            )
         except BaseException as error:  # noqa: BLE001, the starter raises it
             self._error = error
             self._started.set()
@@ -241,11 +219,8 @@ class Server:
 
     def log(self) -> str:
         """What the server has written so far; also after it has ended."""
-        try:
-            self._last_log = self._log_path.read_text(errors="replace")
-        except OSError:
-            pass
-        return getattr(self, "_last_log", "")
+        file = self._log.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def stop(self, timeout: float = 60.0) -> int:
         """Lets the server finish what it has accepted, and ends it after `timeout` seconds if it has not. Returns its
@@ -262,16 +237,12 @@ class Server:
         status = process.wait()
         self._thread.join()
         atexit.unregister(self._at_exit)
-        self._remove_folder()
+        shutil.rmtree(self._folder, ignore_errors=True)
         return status
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
             self.stop(timeout=5)
-
-    def _remove_folder(self) -> None:
-        self.log()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Server:
         return self
@@ -312,8 +283,8 @@ def launch(
     launched this process: it does not see the variables of torchrun, srun and mpirun.
 
     LaunchError, with the end of the server's log, if it does not start. The server dies with this process, by
-    PR_SET_PDEATHSIG (killed, or with a checkpoint_dir asked to end) and by atexit, and its folder in $TMPDIR goes with
-    it. RuntimeError in a process that was forked after a connect, which could not connect to it.
+    PR_SET_PDEATHSIG (killed, or with a checkpoint_dir asked to end) and by atexit. Its folder in $TMPDIR goes with it.
+    RuntimeError in a process that was forked after a connect, which could not connect to it.
     """
     refuse_if_forked()
     path = find_program(program)
