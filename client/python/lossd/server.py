@@ -256,6 +256,29 @@ class Server:
         return f"<lossd.Server {self.target}, process {self.process.pid}>"
 
 
+def _socket_folder(socket_name: str) -> Path:
+    """A new folder for this user alone, in TMPDIR, RUNTIME_DIRECTORY or /tmp: the first that can be written to and that
+    leaves room for `socket_name` in the path of a Unix socket."""
+    most = 107  # bytes
+    places = {name: os.environ.get(name) for name in ("TMPDIR", "RUNTIME_DIRECTORY")} | {"/tmp": "/tmp"}  # noqa: S108
+    reasons = []
+    for name, place in places.items():
+        if not place:
+            continue
+        beyond = len(os.fsencode(Path(place).absolute() / "lossd-12345678" / socket_name)) - most
+        if beyond > 0:
+            reasons.append(f"{name}: too long by {beyond} bytes")
+            continue
+        try:
+            return Path(tempfile.mkdtemp(prefix="lossd-", dir=Path(place).absolute()))  # mode 0700
+        except OSError as error:
+            reasons.append(f"{name}: {error.strerror}")
+    raise LaunchError(
+        f"there is no folder for the server's sockets ({', '.join(reasons)}): set TMPDIR to a folder with a short path "
+        "that this process can write to"
+    )
+
+
 def launch(
     device: str = "auto",
     *,
@@ -283,7 +306,8 @@ def launch(
     launched this process: it does not see the variables of torchrun, srun and mpirun.
 
     LaunchError, with the end of the server's log, if it does not start. The server dies with this process, by
-    PR_SET_PDEATHSIG (killed, or with a checkpoint_dir asked to end) and by atexit. Its folder in $TMPDIR goes with it.
+    PR_SET_PDEATHSIG (killed, or with a checkpoint_dir asked to end) and by atexit. Its folder goes with it, and is in
+    $TMPDIR, $RUNTIME_DIRECTORY or /tmp: the first that can be written to and has a short enough path for a socket.
     RuntimeError in a process that was forked after a connect, which could not connect to it.
     """
     refuse_if_forked()
@@ -291,7 +315,7 @@ def launch(
     if group is not None and device == "auto":
         device = "all"
     several = "," in device or device == "all" or group is not None
-    folder = Path(tempfile.mkdtemp(prefix="lossd-"))  # mode 0700: the socket is for this user
+    folder = _socket_folder("regions.sock" if regions else "socket")
     flags = [
         f"--devices={device}" if several else f"--device={device}",
         f"--listen=unix:{folder / 'socket'}",
@@ -299,8 +323,7 @@ def launch(
         f"--port_file={folder / 'ports.json'}",
     ]
     if regions:
-        (folder / "regions").mkdir(mode=0o700)
-        flags += ["--same_host_regions", f"--region_socket_dir={folder / 'regions'}"]
+        flags += ["--same_host_regions", f"--region_socket_dir={folder}"]
     if memory_limit_bytes is not None:
         flags.append(f"--memory_limit_bytes={memory_limit_bytes}")
     if checkpoint_dir is not None:

@@ -7,10 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,44 @@ def test_several_devices_hold_a_head_between_them() -> None:
         assert not alive(server.process.pid)
     for one, many in zip(*results, strict=True):
         np.testing.assert_array_equal(one, many)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield folder
+
+
+def test_its_folder_is_in_the_first_place_that_is_of_use(short_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def folder_of(length: int) -> str:
+        path = os.path.join(short_folder, "x" * (length - len(short_folder) - 1))
+        os.makedirs(path, exist_ok=True)
+        return path
+
+    most = 107 - len("/lossd-12345678/regions.sock")
+    fits, too_long, unwritable = folder_of(most), folder_of(most + 1), "/proc/self"
+    for tmpdir, runtime_directory, place in (
+        (fits, short_folder, fits),
+        (too_long, short_folder, short_folder),
+        (folder_of(200), too_long, "/tmp"),
+        (f"{short_folder}/none", short_folder, short_folder),
+        (unwritable, short_folder, short_folder),
+        (unwritable, unwritable, "/tmp"),
+        ("", short_folder, short_folder),
+        (None, short_folder, short_folder),
+        (None, None, "/tmp"),
+    ):
+        for name, value in (("TMPDIR", tmpdir), ("RUNTIME_DIRECTORY", runtime_directory)):
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+        with lossd.launch("cpu") as server, server.client() as client:
+            assert os.path.dirname(os.path.dirname(server.target.removeprefix("unix:"))) == place
+            client.create_region("system", 4096).close()
+    monkeypatch.setenv("TMPDIR", f"{short_folder}/none")
+    monkeypatch.setenv("RUNTIME_DIRECTORY", too_long)
+    with pytest.raises(lossd.LaunchError, match="set TMPDIR to .* short path") as failed:
+        server_module._socket_folder("s" * 88)
+    for reason in ("TMPDIR: too long by", "RUNTIME_DIRECTORY: too long by 77 bytes", "/tmp: too long by 1 bytes"):
+        assert reason in str(failed.value)
 
 
 def test_without_regions() -> None:
