@@ -1,6 +1,7 @@
 #include "server/telemetry/common/log_writer.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -94,6 +95,7 @@ bool LogWriter::Take(std::string* lines) {
 }
 
 void LogWriter::Run() {
+  pthread_setname_np(pthread_self(), "log");
   for (std::string lines; Take(&lines);) {
     if (!WriteAll(file_, lines)) dropped_ += std::count(lines.begin(), lines.end(), '\n');
   }
