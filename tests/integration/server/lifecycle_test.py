@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import queue
+import re
 import select
 import signal
 import socket
@@ -29,7 +30,7 @@ from streaming import OPTIONS, chunk_request, create_head, open_session, start_r
 
 BINARY = sys.argv.pop(1)
 with open(BINARY, "rb") as program:
-    SANITIZED = b"__sanitizer_" in program.read()
+    SANITIZED = re.search(rb"__[at]san_init", program.read()) is not None
 
 
 def run(*flags):
