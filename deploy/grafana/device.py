@@ -516,9 +516,13 @@ PROCESS = Row(
             log=True,
         ),
         graph(
-            "Threads and sessions",
-            "Threads do not grow with sessions",
-            [Query(f"process_threads{{{I}}}", "threads"), Query(f"lossd_sessions{{{I}}}", "sessions")],
+            "Threads, sessions, log",
+            "Threads do not grow with sessions; lines of the log are dropped when nothing reads it",
+            [
+                Query(f"process_threads{{{I}}}", "threads"),
+                Query(f"lossd_sessions{{{I}}}", "sessions"),
+                Query(rate("lossd_log_lines_dropped_total"), "lines dropped", "cps"),
+            ],
             width=6,
         ),
     ],
