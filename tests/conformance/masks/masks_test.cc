@@ -1,5 +1,5 @@
 // Heads some of whose entries are ruled out agree with the fp64 reference in everything else.
-#include "tests/conformance/masks.h"
+#include "tests/conformance/masks/masks.h"
 
 #include <gtest/gtest.h>
 

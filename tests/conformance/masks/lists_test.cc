@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tests/conformance/masks.h"
+#include "tests/conformance/masks/masks.h"
 
 namespace lossd::engine::testing::masks_test {
 namespace {

@@ -1,6 +1,6 @@
 // Entries that a bias rules out, as masks do it: logits of -infinity, or nearly, that come of finite numbers.
-#ifndef LOSSD_TESTS_CONFORMANCE_MASKS_H_
-#define LOSSD_TESTS_CONFORMANCE_MASKS_H_
+#ifndef LOSSD_TESTS_CONFORMANCE_MASKS_MASKS_H_
+#define LOSSD_TESTS_CONFORMANCE_MASKS_MASKS_H_
 
 #include <gtest/gtest.h>
 
@@ -105,4 +105,4 @@ class Masks : public HeadTest {
 
 }  // namespace lossd::engine::testing::masks_test
 
-#endif  // LOSSD_TESTS_CONFORMANCE_MASKS_H_
+#endif  // LOSSD_TESTS_CONFORMANCE_MASKS_MASKS_H_
