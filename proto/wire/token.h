@@ -9,7 +9,8 @@ namespace lossd::wire {
 
 inline constexpr size_t kLongestToken = 512;
 
-// Whether what is sent to this host stays on this machine: localhost, 127.0.0.0/8, or ::1 in its brackets.
+// Whether a host is this machine: localhost, an address of 127.0.0.0/8, or in brackets ::1 or such an address
+// as IPv6 has it.
 bool IsLoopbackHost(const std::string& host);
 
 }  // namespace lossd::wire

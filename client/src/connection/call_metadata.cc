@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "client/src/connection/channel_arguments.h"
 #include "client/src/connection/grpc_status.h"
 #include "client/src/connection/trace.h"
 #include "proto/wire/token.h"
@@ -99,20 +100,6 @@ absl::Status CheckTokenMayGo(const std::string& place, const std::string& target
       absl::StrCat("without TLS the token goes to ", target, " alone, and not to ", place,
                    ", since nothing would tell who listens there; connect over TLS, or to a socket file, or "
                    "name that address, too, among those to connect to"));
-}
-
-bool IsLoopback(const std::string& target) {
-  absl::string_view address = target;
-  if (absl::StartsWith(address, kSocketFile)) return true;
-  for (const char* scheme : {"dns:///", "dns:", "ipv4:", "ipv6:"}) {
-    if (absl::ConsumePrefix(&address, scheme)) break;
-  }
-  absl::string_view host = address;
-  if (const size_t port = address.rfind(':');
-      port != absl::string_view::npos && !absl::EndsWith(address, "]")) {
-    host = address.substr(0, port);
-  }
-  return wire::IsLoopbackHost(std::string(host));
 }
 
 absl::StatusOr<std::shared_ptr<CallMetadata>> CallMetadata::Create(const std::string& target,

@@ -51,9 +51,6 @@ class CallMetadata {
 absl::Status CheckTokenMayGo(const std::string& place, const std::string& target,
                              const ClientOptions& options);
 
-// Whether what is sent there stays on this machine.
-bool IsLoopback(const std::string& target);
-
 }  // namespace lossd::internal
 
 #endif  // LOSSD_CLIENT_SRC_CONNECTION_CALL_METADATA_H_

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/connection/backoff.h"
+#include "client/src/connection/diagnosis.h"
 #include "client/src/connection/grpc_status.h"
 #include "client/src/connection/message_stream.h"
 #include "client/src/connection/waiting.h"
@@ -87,10 +88,10 @@ absl::StatusOr<std::shared_ptr<ServerChannel>> Connection::Run(const google::pro
     if (call.when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
     // A server that refuses, a token too, has done nothing.
     maybe_done |= IsTransient(end.said) && !absl::IsResourceExhausted(end.said);
-    HandshakeDiagnosis diagnosis = Diagnose(status, server->target(), options());
+    Diagnosis diagnosis = Diagnose(status, server->target(), options());
     if (!diagnosis.advice.empty()) status = Annotate(status, diagnosis.advice);
-    if (diagnosis.failure == HandshakeFailure::kCertain && ++distrusted < servers_->size()) {
-      diagnosis.failure = HandshakeFailure::kNone;  // another one may do
+    if (diagnosis.failure == ConnectFailure::kCertain && ++distrusted < servers_->size()) {
+      diagnosis.failure = ConnectFailure::kPassing;  // another one may do
     }
     if (GivesUp(diagnosis.failure, std::chrono::steady_clock::now() - begin)) return status;
     const auto delay = backoff.NextDelay(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)));
@@ -166,19 +167,19 @@ absl::Status Connection::Pause(std::chrono::milliseconds delay) {
   return absl::OkStatus();
 }
 
-bool Connection::GivesUp(HandshakeFailure failure, std::chrono::steady_clock::duration tried) const {
+bool Connection::GivesUp(ConnectFailure failure, std::chrono::steady_clock::duration tried) const {
   // A server that has been reached before may be in the middle of a change of certificates.
   if (connected_) return false;
-  const bool hopeless = failure == HandshakeFailure::kCertain ||
-                        (failure == HandshakeFailure::kProbable && tried >= kProbableFailurePatience);
+  const bool hopeless = failure == ConnectFailure::kCertain ||
+                        (failure == ConnectFailure::kProbable && tried >= kProbableFailurePatience);
   // Whoever has replaced this client's files makes such a change as well, and the credentials look at them
   // every second: the next attempt, or one behind it, shows what they hold now.
   return hopeless && DigestsOf(options()) == first_files_;
 }
 
-absl::Status Connection::LeaveIfGone(const ServerChannel& server, absl::Status ended) {
+absl::Status Connection::LeaveIfGone(const ServerChannel& server, const absl::Status& ended) {
   if (absl::IsUnavailable(ended) && !WasInterrupted(ended)) servers_->Leave(server);
-  return ended;
+  return Explain(ended, server.target(), options());
 }
 
 template <class Response, class Request, class Complete>

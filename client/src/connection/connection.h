@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/src/connection/compute_stream.h"
+#include "client/src/connection/diagnosis.h"
 #include "client/src/connection/replica_channels.h"
 #include "client/src/connection/server_channel.h"
 #include "client/src/connection/server_features.h"
@@ -181,9 +182,9 @@ class Connection {
   // Waits, and connects again whenever the connection is lost meanwhile: by itself gRPC would not before the
   // next call, whose first attempts may be five seconds apart.
   absl::Status Pause(std::chrono::milliseconds delay);
-  bool GivesUp(HandshakeFailure failure, std::chrono::steady_clock::duration tried) const;
+  bool GivesUp(ConnectFailure failure, std::chrono::steady_clock::duration tried) const;
   // What a stream of rows ended with: the next one goes elsewhere if this server cannot be reached.
-  absl::Status LeaveIfGone(const ServerChannel& server, absl::Status ended);
+  absl::Status LeaveIfGone(const ServerChannel& server, const absl::Status& ended);
   // `complete` moves into the piece what only its kind of message has.
   template <class Response, class Request, class Complete>
   absl::Status ReadRows(const char* method, const Request& request, const RowSink& sink, Complete complete);

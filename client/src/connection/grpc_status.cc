@@ -5,6 +5,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -35,6 +36,7 @@ std::optional<Message> FindDetail(const absl::Status& status) {
 
 // What gRPC's HTTP/2 transport says of an answer of another server, with the code of HTTP behind it.
 constexpr char kHttpAnswer[] = "Received http2 header with status: ";
+constexpr char kHttpStatusUrl[] = "type.lossd/HttpStatus";
 
 // Whether the transport or a proxy made the status, which has no details of lossd's.
 bool IsMadeOnTheWay(const grpc::Status& status) {
@@ -67,9 +69,11 @@ absl::Status BrokenConnection(const std::string& message) {
         "client_max_body_size 0 "
         "does for nginx");
   }
-  return absl::UnavailableError(
+  absl::Status status = absl::UnavailableError(
       absl::StrCat("a proxy or another server answered in lossd's place (HTTP ", code,
                    "): look at its log, at where it sends /lossd.v1.* and at whom it lets in"));
+  status.SetPayload(kHttpStatusUrl, absl::Cord(code));
+  return status;
 }
 
 }  // namespace
@@ -86,6 +90,13 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
     result.SetPayload(detail.type_url(), absl::Cord(detail.value()));
   }
   return result;
+}
+
+std::optional<int> HttpStatusOf(const absl::Status& status) {
+  const auto text = status.GetPayload(kHttpStatusUrl);
+  int code = 0;
+  if (!text.has_value() || !absl::SimpleAtoi(std::string(*text), &code)) return std::nullopt;
+  return code;
 }
 
 std::optional<v1::PositionInfo> PositionOf(const absl::Status& status) {

@@ -19,6 +19,9 @@ namespace lossd::internal {
 // itself.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
+// The HTTP status of a proxy or another server that answered in lossd's place, if one did.
+std::optional<int> HttpStatusOf(const absl::Status& status);
+
 // Where the server says it stands, if it said so.
 std::optional<v1::PositionInfo> PositionOf(const absl::Status& status);
 // How long the server wants to be left alone, if it said so.

@@ -1,18 +1,15 @@
 #include "client/src/connection/replica_channels.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "client/src/connection/channel_arguments.h"
 
 namespace lossd::internal {
 namespace {
-
-constexpr const char* kProxyVariables[] = {"grpc_proxy", "https_proxy", "http_proxy"};
 
 // What gRPC would take for a name to be looked up, and would wait for. The schemes that it knows are its own
 // matter.
@@ -38,12 +35,6 @@ absl::Status CheckAddress(const std::string& address, const std::string& targets
       "target is \"", targets, "\"", address == targets ? "" : absl::StrCat(", with \"", address, "\" in it"),
       "; want host:port, such as 127.0.0.1:50051, dns:///name:port or unix:/path, or several of "
       "these, as replicas have, with commas and nothing else between them: host-a:50051,host-b:50051"));
-}
-
-// gRPC connects to it instead of the server, whose address it does not tell then.
-bool HasProxy() {
-  return std::any_of(std::begin(kProxyVariables), std::end(kProxyVariables),
-                     [](const char* name) { return std::getenv(name) != nullptr; });
 }
 
 }  // namespace
@@ -96,7 +87,9 @@ std::string ReplicaChannels::PlaceOf(const ServerChannel& server) {
   std::string peer = server.peer();
   const std::string& target = server.target();
   const bool is_address = IsOneOfGrpc(peer);
-  if (!is_address || HasProxy() || peer == target || peer.substr(peer.find(':') + 1) == target) return "";
+  // Behind a proxy gRPC tells the proxy's address instead of the server's.
+  const bool is_servers = is_address && !ProxyTo(target, server.watched().options).is_used;
+  if (!is_servers || peer == target || peer.substr(peer.find(':') + 1) == target) return "";
   return peer;
 }
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/connection/channel_arguments.h"
 #include "client/src/connection/grpc_compute_stream.h"
-#include "client/src/connection/tls.h"
 #include "client/src/connection/waiting.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -60,17 +60,8 @@ ServerChannel::ServerChannel(std::string target, const ChannelSettings& settings
                .others = others} {}
 
 grpc::ChannelArguments ServerChannel::Arguments(int64_t receive_bytes, const Breaker* breaker) const {
-  const ClientOptions& options = settings_.options;
-  grpc::ChannelArguments arguments;
+  grpc::ChannelArguments arguments = ArgumentsFor(target_, settings_.options, host_);
   if (breaker != nullptr) breaker->AddTo(&arguments);
-  AddTlsArguments(options, &arguments);
-  if (!host_.empty() && options.tls.has_value() && options.tls->server_name.empty()) {
-    arguments.SetSslTargetNameOverride(host_);
-  }
-  // A proxy of the environment would be a way beyond this machine.
-  if (!options.token_file.empty() && !options.tls.has_value()) {
-    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  }
   arguments.SetMaxReceiveMessageSize(
       static_cast<int>(std::min<int64_t>(receive_bytes, std::numeric_limits<int>::max())));
   arguments.SetMaxSendMessageSize(-1);  // the server's limits are checked against before a message is made

@@ -109,11 +109,6 @@ absl::Status Check(const TlsOptions& options) {
   return CheckPair(options);
 }
 
-std::string Authorities(const TlsOptions& options) {
-  return options.ca_certificates.empty() ? "the system's authorities"
-                                         : absl::StrCat("'", options.ca_certificates, "'");
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials(
@@ -135,63 +130,6 @@ TlsDigests DigestsOf(const ClientOptions& options) {
   if (!options.tls.has_value()) return {};
   return {DigestOf(options.tls->ca_certificates), DigestOf(options.tls->certificate),
           DigestOf(options.tls->key)};
-}
-
-void AddTlsArguments(const ClientOptions& options, grpc::ChannelArguments* arguments) {
-  if (options.tls.has_value() && !options.tls->server_name.empty()) {
-    arguments->SetSslTargetNameOverride(options.tls->server_name);
-  }
-}
-
-// By the texts of gRPC and OpenSSL: neither gives codes to those above.
-HandshakeDiagnosis Diagnose(const absl::Status& status, const std::string& target,
-                            const ClientOptions& options) {
-  if (!absl::IsUnavailable(status)) return {};
-  const auto says = [&status](const char* text) { return absl::StrContains(status.message(), text); };
-  if (!options.tls.has_value()) {
-    if (!says("failed to connect") || !says("Socket closed")) return {};
-    return {.failure = HandshakeFailure::kProbable,
-            .advice = absl::StrCat(target,
-                                   " closes connections that begin without TLS: if it wants TLS, give "
-                                   "ClientOptions::tls (--tls_ca of the tools)")};
-  }
-  const TlsOptions& files = *options.tls;
-  if (says("wrong version number") || says("packet length too long") || says("record layer failure")) {
-    return {.failure = HandshakeFailure::kCertain,
-            .advice = absl::StrCat(
-                target,
-                " does not speak TLS: start lossd with --tls_certificate and --tls_key, or connect "
-                "without TLS")};
-  }
-  if (says("certificate verify failed")) {
-    return {.failure = HandshakeFailure::kCertain,
-            .advice = absl::StrCat("the certificate of ", target, " is not signed by ", Authorities(files),
-                                   ", or has expired: name the file of the authority that signed it in "
-                                   "TlsOptions::ca_certificates (--tls_ca)")};
-  }
-  if (says("Hostname Verification Check failed") || says("is not in peer certificate")) {
-    return {.failure = HandshakeFailure::kCertain,
-            .advice = absl::StrCat(
-                "the certificate of ", target, " is not for the name ",
-                files.server_name.empty() ? "of that address" : absl::StrCat("'", files.server_name, "'"),
-                ": connect by a name that it has, or give one of its names as TlsOptions::server_name "
-                "(--tls_server_name)")};
-  }
-  if (says("failed to connect") && says("Socket closed")) {
-    return {
-        .failure = HandshakeFailure::kProbable,
-        .advice =
-            files.certificate.empty()
-                ? absl::StrCat(target,
-                               " closes the connection after the handshake: if it wants to see a client "
-                               "certificate, give TlsOptions::certificate and key (--tls_certificate, "
-                               "--tls_key)")
-                : absl::StrCat(target, " closes the connection after the handshake: the client certificate '",
-                               files.certificate,
-                               "' is probably not signed by an authority of lossd's --tls_client_ca, or has "
-                               "expired")};
-  }
-  return {};
 }
 
 }  // namespace lossd::internal

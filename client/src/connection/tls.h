@@ -1,4 +1,4 @@
-// Channel credentials from TlsOptions, and what a failed connection means.
+// Channel credentials from TlsOptions.
 #ifndef LOSSD_CLIENT_SRC_CONNECTION_TLS_H_
 #define LOSSD_CLIENT_SRC_CONNECTION_TLS_H_
 
@@ -9,7 +9,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "grpcpp/security/credentials.h"
-#include "grpcpp/support/channel_arguments.h"
 #include "lossd/client.h"
 
 namespace lossd::internal {
@@ -24,23 +23,6 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials
 // of one that is not there.
 using TlsDigests = std::array<std::string, 3>;
 TlsDigests DigestsOf(const ClientOptions& options);
-
-// What TLS needs beside its credentials.
-void AddTlsArguments(const ClientOptions& options, grpc::ChannelArguments* arguments);
-
-// Why a connection does not come about, as far as TLS or its absence is the reason.
-enum class HandshakeFailure {
-  kNone,      // something else
-  kCertain,   // trying again cannot help as long as nobody changes anything
-  kProbable,  // the server closed the connection, which servers that go away do as well
-};
-struct HandshakeDiagnosis {
-  HandshakeFailure failure = HandshakeFailure::kNone;
-  std::string advice = {};  // cause and remedy, one sentence
-};
-// `status` is that of a call to `target`.
-HandshakeDiagnosis Diagnose(const absl::Status& status, const std::string& target,
-                            const ClientOptions& options);
 
 }  // namespace lossd::internal
 

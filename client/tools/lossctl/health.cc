@@ -3,7 +3,6 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
-#include <grpcpp/support/channel_arguments.h>
 
 #include <chrono>
 #include <memory>
@@ -12,6 +11,8 @@
 #include "CLI/Option.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "client/src/connection/channel_arguments.h"
+#include "client/src/connection/diagnosis.h"
 #include "client/src/connection/grpc_status.h"
 #include "client/src/connection/replica_channels.h"
 #include "client/src/connection/tls.h"
@@ -43,10 +44,8 @@ absl::StatusOr<int> Check(const Context& context, const std::string& service) {
   options.tls = context.connection.tls;  // it asks for no token
   auto credentials = internal::MakeChannelCredentials(options);
   if (!credentials.ok()) return credentials.status();
-  grpc::ChannelArguments arguments;
-  internal::AddTlsArguments(options, &arguments);
-  grpc::TemplatedGenericStub<Request, Answer> stub(
-      grpc::CreateCustomChannel(context.server, *credentials, arguments));
+  grpc::TemplatedGenericStub<Request, Answer> stub(grpc::CreateCustomChannel(
+      context.server, *credentials, internal::ArgumentsFor(context.server, options)));
   grpc::ClientContext call;
   call.set_deadline(std::chrono::system_clock::now() +
                     std::chrono::duration_cast<std::chrono::system_clock::duration>(
@@ -61,7 +60,7 @@ absl::StatusOr<int> Check(const Context& context, const std::string& service) {
     ended.Notify();
   });
   ended.WaitForNotification();
-  if (!result.ok()) return result;
+  if (!result.ok()) return internal::Explain(result, context.server, options);
   return answer.value();
 }
 
