@@ -71,6 +71,26 @@ class Health(LossctlTest):
         self.assertIn("knows no service 'nonsense'", self.error_of(NOT_FOUND, "health", "--service", "nonsense"))
 
 
+class Proxies(LossctlTest):
+    VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+    NOBODY = "http://user:secret@127.0.0.1:1"
+
+    def test_loopback_never_goes_by_one(self):
+        for variable in self.VARIABLES:
+            for command in ("status", "health"):
+                with self.subTest(variable=variable, command=command):
+                    self.succeed(command, **{variable: self.NOBODY})
+
+    def test_the_variable_is_named_where_a_connection_by_one_fails(self):
+        for variable in self.VARIABLES:
+            for command in ("status", "health"):
+                with self.subTest(variable=variable, command=command):
+                    message = self.error_of(UNREACHABLE, command, "--server", "h.invalid:1", "--timeout", "1",
+                                            **{variable: self.NOBODY})
+                    self.assertIn(f"the proxy that {variable} names", message)
+                    self.assertNotIn("secret", message)
+
+
 class Heads(LossctlTest):
     def test_create_says_what_it_reserved_and_may_be_repeated(self):
         for dtype, given in [("bfloat16", None), ("float32", "float32"), ("bfloat16", "bf16"), ("float32", "fp32")]:
