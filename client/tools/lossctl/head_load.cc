@@ -95,10 +95,13 @@ absl::StatusOr<std::optional<SafetensorsView>> FindBias(SafetensorsModel& model,
 }
 
 absl::Status NoBiasTensor(SafetensorsModel& model, const LoadOptions& options, int64_t vocab) {
+  std::string advice = OtherTensorAdvice(model, "--bias-name", {vocab});
+  if (advice.empty())
+    advice = absl::StrCat("no tensor of it has shape [", vocab, "], as --bias-name wants it");
   return WithAdvice(
       absl::NotFoundError(absl::StrCat("head '", options.name, "' has a bias, and '", options.path,
                                        "' no tensor '", BiasTensor(options), "'")),
-      OtherTensorAdvice(model, "--bias-name", {vocab}));
+      advice);
 }
 
 absl::StatusOr<Head> FindOrCreateHead(Client& client, SafetensorsModel& model, const LoadOptions& options,
