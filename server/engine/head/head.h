@@ -422,6 +422,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   std::vector<std::shared_ptr<BatchSource>> Borrowers() override;
   std::vector<std::shared_ptr<QueuedChunk>> TakeBorrowed(const BatchSource& teacher) override;
   void OnBatchEnded() override { ++gradient_changes_; }
+  void OnChunkAnswered(const ChunkItem& item) override;
   void OnChunkDone(ChunkItem& item) override;
   // Nobody may read dW or add to it any more.
   void OnDeviceFailure(const absl::Status& status) override;

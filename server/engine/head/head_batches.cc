@@ -98,15 +98,18 @@ absl::Status Head::FindObstacleLocked(ChunkItem& item, const absl::Status& teach
   return absl::OkStatus();
 }
 
+// Nothing can take it out of the window any more: if its batch fails, so does the head, with the window.
+void Head::OnChunkAnswered(const ChunkItem& item) {
+  if (!item.in_window()) return;
+  const MutexLock lock(mutex_);
+  window_.Count(item.chunk.generation, static_cast<uint64_t>(item.valid_tokens), item.accepted);
+}
+
 void Head::OnChunkDone(ChunkItem& item) {
   std::optional<SessionTable::Applied> applied;
   if (item.numbered()) {
     const MutexLock lock(mutex_);
     applied = sessions_.Apply(item);
-    // Rows that wait in a tile count too: they can no longer be lost.
-    if (item.in_window()) {
-      window_.Count(item.chunk.generation, static_cast<uint64_t>(item.valid_tokens), item.accepted);
-    }
   }
   if (applied.has_value() && applied->listener != nullptr) applied->listener->OnApplied(applied->applied);
   if (item.is_piece() && !item.piece.rows.empty()) {

@@ -87,6 +87,42 @@ class OverloadTest : public ::testing::Test {
   Stubs stubs_;
 };
 
+// Answers that left while dW is still being added to
+
+TEST_F(OverloadTest, WhoeverHasAnAnswerFindsItCountedOnce) {
+  const v1::OpenSessionResponse session = OpenSession(stubs_, "h", "c");
+  const auto expect_counted = [&](uint64_t chunks, uint64_t tokens, const std::string& when) {
+    SCOPED_TRACE(when);
+    v1::GetStatusResponse status;
+    grpc::ClientContext context;
+    ASSERT_TRUE(stubs_.status->GetStatus(&context, {}, &status).ok());
+    EXPECT_EQ(status.chunks_applied(), chunks);
+    EXPECT_EQ(status.tokens_applied(), tokens);
+    EXPECT_EQ(status.heads(0).window_tokens(), tokens);
+    const std::shared_ptr<engine::Head> head = *server_.engine().FindHead("h");
+    EXPECT_EQ(head->Snapshot().window_tokens, tokens) << "as metrics and the status page have it";
+    EXPECT_EQ(head->Snapshot().window_since.has_value(), tokens > 0);
+    EXPECT_EQ(head->counters().loss, tokens > 0 ? 1 : 0);
+  };
+  gate_.Hold();
+  gate_.LetAnswers(1);
+  {
+    ComputeStream stream(stubs_, session);
+    expect_counted(0, 0, "before");
+    ASSERT_TRUE(stream.Compute(Marked(1, 3, 1)).has_value());
+    expect_counted(1, 3, "dW is under way");
+  }
+  ComputeStream again(stubs_, session);
+  EXPECT_EQ(again.ready().marks().applied(), 0U);
+  again.Send(Marked(1, 3, 1));
+  gate_.LetThrough();
+  EXPECT_EQ(again.ReadResult(1)->disposition(), v1::DISPOSITION_REPEATED);
+  expect_counted(1, 3, "sent again");
+  EXPECT_EQ(PeekWindow(stubs_, "h").tokens, 3U);
+  ASSERT_TRUE(again.Compute(Marked(2, 2, 1)).has_value());
+  expect_counted(2, 5, "the window is open again");
+}
+
 // What a stream leaves behind
 
 class AbandonedWorkTest : public OverloadTest {

@@ -185,6 +185,11 @@ void BatchRunner::AnswerNext(int32_t holder) {
   }
   started.answered = absl::Now();
   answer.ready = started.answered;
+  // Whoever has the answer finds its tokens counted.
+  if (!item.rejected()) {
+    CountAnswered(batch, started);
+    batch.owner->OnChunkAnswered(item);
+  }
   if (item.listener != nullptr) item.listener->OnAnswer(std::move(answer));
 }
 
@@ -206,11 +211,8 @@ void BatchRunner::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& repo
     parts_.counters->rows_held += static_cast<uint64_t>(report->rows_held);
     parts_.counters->rows_taken += static_cast<uint64_t>(report->rows_taken);
     parts_.counters->rows_recomputed += static_cast<uint64_t>(report->rows_recomputed);
-    if (batch.valid_tokens > 0) {
-      parts_.head_counters->loss = batch.loss_sum / static_cast<double>(batch.valid_tokens);
-    }
     for (StartedChunk& chunk : batch.chunks) {
-      Count(batch, chunk);
+      CountDone(chunk);
       batch.owner->OnChunkDone(*chunk.item);
     }
   } else {
@@ -223,21 +225,21 @@ void BatchRunner::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& repo
   for (const auto& ended : batch.on_ended) ended();
 }
 
-void BatchRunner::Count(const Batch& batch, const StartedChunk& chunk) {
+void BatchRunner::CountDone(const StartedChunk& chunk) {
   const ChunkItem& item = *chunk.item;
-  if (item.rejected()) return;
+  const bool with_batch = item.weight_gradient == ChunkItem::WeightGradient::kWithBatch;
+  if (item.rejected() || (!item.is_piece() && !with_batch)) return;
+  const absl::Time begun = item.is_piece() ? item.accepted : chunk.answered;
+  parts_.counters->weight_gradient_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - begun));
+}
+
+void BatchRunner::CountAnswered(const Batch& batch, const StartedChunk& chunk) {
+  const ChunkItem& item = *chunk.item;
   Counters& counters = *parts_.counters;
-  if (item.is_piece()) {
-    counters.weight_gradient_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - item.accepted));
-    return;
-  }
   counters.forward_seconds.Observe(absl::ToDoubleSeconds(chunk.answered - batch.started));
   if (item.repeat) {
     ++counters.chunks_repeated;
     return;
-  }
-  if (item.weight_gradient == ChunkItem::WeightGradient::kWithBatch) {
-    counters.weight_gradient_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - chunk.answered));
   }
   if (item.weight_gradient != ChunkItem::WeightGradient::kNone) {
     ++counters.chunks_accumulated;
@@ -273,6 +275,9 @@ void BatchRunner::CountLosses(Batch& batch, const ChunkItem& item, const ChunkAn
   }
   batch.loss_sum += answer.loss_sum;
   batch.valid_tokens += answer.valid_tokens;
+  if (batch.valid_tokens > 0) {
+    parts_.head_counters->loss = batch.loss_sum / static_cast<double>(batch.valid_tokens);
+  }
   parts_.head_counters->loss_tokens += finite_tokens;
   parts_.head_counters->loss_nats += finite_nats;
 }

@@ -37,6 +37,8 @@ class BatchOwner {
   virtual ~BatchOwner() = default;
   // The device is done with a batch: with its chunks, in order, before anything else is called.
   virtual void OnBatchEnded() = 0;
+  // This chunk, which is no rejected one, is about to be answered. Its dW may still be under way.
+  virtual void OnChunkAnswered(const ChunkItem& item) = 0;
   // The device is done with this chunk: if its dW went with the batch, it is there.
   virtual void OnChunkDone(ChunkItem& item) = 0;
   // dW may hold part of a batch. None of its chunks is done.
@@ -95,7 +97,8 @@ class BatchRunner {
   void AnswerNext(int32_t holder);
   void AnswerRejected(int32_t holder);
   void EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report);
-  void Count(const Batch& batch, const StartedChunk& chunk);
+  void CountAnswered(const Batch& batch, const StartedChunk& chunk);
+  void CountDone(const StartedChunk& chunk);
   void CountLosses(Batch& batch, const ChunkItem& item, const ChunkAnswer& answer);
 
   const Parts parts_;

@@ -48,7 +48,7 @@ struct ChunkItem : QueuedChunk {
   bool is_piece() const { return chunk.mode == ComputeMode::kWeightGradientOnly; }
   // Whether it has a sequence of its own in its lane.
   bool numbered() const { return !repeat && !is_piece(); }
-  // Whether it counts in the window once it is applied.
+  // Whether it counts in the window once it is answered.
   bool in_window() const { return !rejected() && weight_gradient != WeightGradient::kNone; }
   void Reject(absl::Status why) {
     rejection = std::move(why);

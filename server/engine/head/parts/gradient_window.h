@@ -36,7 +36,9 @@ class GradientWindow {
 
   uint64_t generation() const { return window_.generation; }
   WindowState state() const { return window_.state; }
-  uint64_t tokens() const { return window_.tokens; }  // valid ones in dW
+  uint64_t tokens() const {
+    return window_.tokens;
+  }  // valid ones that were answered; all are in dW once it is sealed
   const std::vector<SessionMarks>& marks() const { return window_.marks; }
   // When the first chunk in it was taken, or it was restored; none: nothing is in it.
   std::optional<absl::Time> since() const { return since_; }
@@ -55,7 +57,7 @@ class GradientWindow {
     kNever,
   };
   Turn TurnOf(uint64_t generation) const;
-  // A chunk of this generation is in dW: so many valid tokens, of a chunk taken at `accepted`.
+  // A chunk of this generation that was taken at `accepted` is answered: so many valid tokens.
   void Count(uint64_t generation, uint64_t valid_tokens, absl::Time accepted);
   // Whether chunks of this generation are added to the second gradient.
   bool InSecond(uint64_t generation) const { return in_second_ != IsNext(generation); }

@@ -68,8 +68,8 @@ using StatsCallback = std::function<void(absl::StatusOr<WindowStats>)>;
 struct Window {
   uint64_t generation = 1;
   WindowState state = WindowState::kOpen;
-  uint64_t tokens = 0;  // valid tokens in dW
-  // While sealed, of a head with a second gradient: those of the next window that are in that one.
+  uint64_t tokens = 0;  // valid tokens that were answered
+  // While sealed, of a head with a second gradient: those of the next window.
   uint64_t next_tokens = 0;
 
   // While sealing or sealed: the marks that whatever ends the window was begun with, in canonical form.

@@ -125,9 +125,11 @@ TEST_F(DeviceLoopTest, AnAnswerLeavesWhileTheGradientIsStillBeingAddedTo) {
   gate.LetAnswers(2);
   EXPECT_THAT(AnsweredSequences(2), ElementsAre(1, 2));
   EXPECT_EQ(listener_->applied(), 0U) << "nothing is in dW yet";
+  EXPECT_EQ(head->Info().window_tokens, 2U) << "whoever has an answer finds its tokens counted";
   gate.LetThrough();
   engine->WaitIdle();
   EXPECT_EQ(listener_->applied(), 2U);
+  EXPECT_EQ(head->Info().window_tokens, 2U);
 }
 
 TEST_F(DeviceLoopTest, RejectedChunksKeepTheirPlaceInTheLane) {
