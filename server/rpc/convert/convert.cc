@@ -128,15 +128,16 @@ absl::StatusOr<engine::OptimizerConfig> ToEngine(const v1::Optimizer& optimizer)
 }
 
 void ToProto(const engine::OptimizerConfig& config, v1::Optimizer* optimizer) {
-  optimizer->set_kind(OptimizerKindTo(config.kind));
-  optimizer->set_weight_decay(config.weight_decay);
-  optimizer->set_momentum(config.momentum);
-  optimizer->set_dampening(config.dampening);
-  optimizer->set_nesterov(config.nesterov);
-  optimizer->set_beta1(config.beta1);
-  optimizer->set_beta2(config.beta2);
-  optimizer->set_eps(config.eps);
-  optimizer->set_maximize(config.maximize);
+  const auto& [kind, weight_decay, momentum, dampening, nesterov, beta1, beta2, eps, maximize] = config;
+  optimizer->set_kind(OptimizerKindTo(kind));
+  optimizer->set_weight_decay(weight_decay);
+  optimizer->set_momentum(momentum);
+  optimizer->set_dampening(dampening);
+  optimizer->set_nesterov(nesterov);
+  optimizer->set_beta1(beta1);
+  optimizer->set_beta2(beta2);
+  optimizer->set_eps(eps);
+  optimizer->set_maximize(maximize);
 }
 
 absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request) {
@@ -250,21 +251,22 @@ void ToProto(const engine::CheckpointInfo& info, v1::Checkpoint* checkpoint) {
 }
 
 void ToProto(const engine::HeadConfig& config, v1::HeadConfig* proto) {
-  proto->set_name(config.name);
-  proto->set_vocab_size(config.vocab_size);
-  proto->set_hidden_size(config.hidden_size);
-  proto->set_weight_dtype(ToProto(config.weight_type));
-  proto->set_logit_scale(config.logit_scale);
-  proto->set_softcap(config.softcap);
-  proto->set_frozen(config.weight_gradients == engine::WeightGradients::kFrozen);
-  proto->set_bias(config.bias);
-  if (config.optimizer.kind != engine::OptimizerKind::kNone) {
-    ToProto(config.optimizer, proto->mutable_optimizer());
-  }
-  proto->set_master_weights(config.master_weights);
-  proto->set_double_buffer(config.double_buffer);
-  proto->set_fixed_segments(config.fixed_segments);
-  proto->set_held_bytes(config.held_bytes);
+  const auto& [name, vocab_size, hidden_size, weight_type, logit_scale, softcap, class_weights,
+               weight_gradients, bias, optimizer, master_weights, double_buffer, fixed_segments, held_bytes] =
+      config;
+  proto->set_name(name);
+  proto->set_vocab_size(vocab_size);
+  proto->set_hidden_size(hidden_size);
+  proto->set_weight_dtype(ToProto(weight_type));
+  proto->set_logit_scale(logit_scale);
+  proto->set_softcap(softcap);
+  proto->set_frozen(weight_gradients == engine::WeightGradients::kFrozen);
+  proto->set_bias(bias);
+  if (optimizer.kind != engine::OptimizerKind::kNone) ToProto(optimizer, proto->mutable_optimizer());
+  proto->set_master_weights(master_weights);
+  proto->set_double_buffer(double_buffer);
+  proto->set_fixed_segments(fixed_segments);
+  proto->set_held_bytes(held_bytes);
 }
 
 void ToProto(const engine::HeadConfig& config, v1::CreateHeadRequest* request) {

@@ -68,29 +68,48 @@ std::optional<T> If(bool is_set, T value) {
   return is_set ? std::optional<T>(value) : std::nullopt;
 }
 
+static_assert(sizeof(kernels::LossOptions) == sizeof(float) * std::size(kernels::kLossOptions),
+              "kernels::kLossOptions lists every loss option");
 using LossFields = std::array<const google::protobuf::FieldDescriptor*, std::size(kernels::kLossOptions)>;
 
-LossFields FindLossFields() {
-  LossFields fields{};
-  std::transform(std::begin(kernels::kLossOptions), std::end(kernels::kLossOptions), fields.begin(),
-                 [](const kernels::LossOption& option) {
-                   return v1::LossOptions::descriptor()->FindFieldByName(option.name);
-                 });
+// Those that kernels::kLossOptions lists, by their names: convert_chunk_test looks that all are there.
+const LossFields& FieldsOfLoss() {
+  static const LossFields fields = [] {
+    LossFields found{};
+    std::transform(std::begin(kernels::kLossOptions), std::end(kernels::kLossOptions), found.begin(),
+                   [](const kernels::LossOption& option) {
+                     return v1::LossOptions::descriptor()->FindFieldByName(option.name);
+                   });
+    return found;
+  }();
   return fields;
 }
 
-// The numbers that kernels::kLossOptions lists, by their names. An optional one that is not set stays the
-// head's.
-void TakeNumbers(const v1::LossOptions& proto, engine::ChunkOptions* options) {
-  static const LossFields fields = FindLossFields();  // convert_chunk_test looks that all are there
+// Calls `set` with each number that `proto` has: an optional one may be unset.
+template <typename Set>
+void TakeNumbers(const v1::LossOptions& proto, const Set& set) {
+  const LossFields& fields = FieldsOfLoss();
   const google::protobuf::Reflection& reflection = *proto.GetReflection();
   for (size_t i = 0; i < fields.size(); ++i) {
     if (fields[i]->has_presence() && !reflection.HasField(proto, fields[i])) continue;
-    options->Set(kernels::kLossOptions[i].value, reflection.GetFloat(proto, fields[i]));
+    set(kernels::kLossOptions[i].value, reflection.GetFloat(proto, fields[i]));
   }
 }
 
 }  // namespace
+
+void ToProto(const kernels::LossOptions& options, v1::LossOptions* proto) {
+  const LossFields& fields = FieldsOfLoss();
+  for (size_t i = 0; i < fields.size(); ++i) {
+    proto->GetReflection()->SetFloat(proto, fields[i], options.*kernels::kLossOptions[i].value);
+  }
+}
+
+kernels::LossOptions ToEngine(const v1::LossOptions& proto) {
+  kernels::LossOptions options;
+  TakeNumbers(proto, [&options](kernels::LossValue option, float value) { options.*option = value; });
+  return options;
+}
 
 void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto) {
   proto->set_log_sum_exp(std::move(returns.log_sum_exp));
@@ -130,21 +149,24 @@ engine::WantedReturns ToEngine(const v1::WantedReturns& wanted) {
 }
 
 void ToProto(const engine::WantedReturns& returns, v1::WantedReturns* proto) {
-  proto->set_log_sum_exp(returns.log_sum_exp);
-  proto->set_z_losses(returns.z_loss);
-  proto->set_log_probabilities(returns.log_probability);
-  proto->set_entropies(returns.entropy);
-  proto->set_predictions(returns.prediction);
-  proto->set_target_ranks(returns.target_rank);
-  proto->set_divergences(returns.divergence);
-  proto->set_top_k(returns.top_k);
+  const auto& [log_sum_exp, z_loss, log_probability, entropy, prediction, target_rank, divergence, top_k] =
+      returns;
+  proto->set_log_sum_exp(log_sum_exp);
+  proto->set_z_losses(z_loss);
+  proto->set_log_probabilities(log_probability);
+  proto->set_entropies(entropy);
+  proto->set_predictions(prediction);
+  proto->set_target_ranks(target_rank);
+  proto->set_divergences(divergence);
+  proto->set_top_k(top_k);
 }
 
 namespace {
 
 engine::ChunkOptions OptionsToEngine(const v1::LossOptions& proto) {
   engine::ChunkOptions options;
-  TakeNumbers(proto, &options);
+  // An optional one that is not set stays the head's.
+  TakeNumbers(proto, [&options](kernels::LossValue option, float value) { options.Set(option, value); });
   options.class_weights =
       If(proto.has_class_weights(),
          proto.class_weights() ? engine::ClassWeights::kUse : engine::ClassWeights::kIgnore);
@@ -187,22 +209,10 @@ absl::Status CheckLists(const v1::Chunk& proto) {
                                       "token_inputs.target_lists"));
 }
 
-absl::StatusOr<kernels::Divergence> DivergenceOf(v1::Divergence divergence) {
-  switch (divergence) {
-    case v1::DIVERGENCE_FORWARD_KL:
-      return kernels::Divergence::kForwardKl;
-    case v1::DIVERGENCE_REVERSE_KL:
-      return kernels::Divergence::kReverseKl;
-    case v1::DIVERGENCE_JENSEN_SHANNON:
-      return kernels::Divergence::kJensenShannon;
-    default:
-      constexpr char kField[] = "options.distillation.divergence";
-      return engine::MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, kField,
-                               absl::StrCat(kField, " is ", static_cast<int>(divergence),
-                                            "; it must be DIVERGENCE_FORWARD_KL (1), "
-                                            "DIVERGENCE_REVERSE_KL (2) or DIVERGENCE_JENSEN_SHANNON (3)"));
-  }
-}
+constexpr std::pair<v1::Divergence, kernels::Divergence> kDivergences[] = {
+    {v1::DIVERGENCE_FORWARD_KL, kernels::Divergence::kForwardKl},
+    {v1::DIVERGENCE_REVERSE_KL, kernels::Divergence::kReverseKl},
+    {v1::DIVERGENCE_JENSEN_SHANNON, kernels::Divergence::kJensenShannon}};
 
 absl::Status TakeDistillation(const v1::Chunk& proto, engine::Chunk* chunk) {
   if (!proto.options().has_distillation()) return absl::OkStatus();
@@ -210,16 +220,9 @@ absl::Status TakeDistillation(const v1::Chunk& proto, engine::Chunk* chunk) {
   const absl::StatusOr<DataType> type =
       rpc::ToEngine(distillation.hidden_dtype(), "options.distillation.hidden_dtype");
   if (!type.ok()) return type.status();
-  const absl::StatusOr<kernels::Divergence> divergence = DivergenceOf(distillation.divergence());
-  if (!divergence.ok()) return divergence.status();
-  const bool has_temperature = distillation.temperature() != 0;
-  chunk->options.distillation = {.teacher = distillation.teacher(),
-                                 .hidden_type = *type,
-                                 .loss = {.divergence = *divergence,
-                                          .beta = distillation.beta(),
-                                          .temperature = has_temperature ? distillation.temperature() : 1.0f,
-                                          .weight = distillation.weight(),
-                                          .label_weight = distillation.label_weight()}};
+  const absl::StatusOr<kernels::Distillation> loss = rpc::ToEngine(distillation);
+  if (!loss.ok()) return loss.status();
+  chunk->options.distillation = {.teacher = distillation.teacher(), .hidden_type = *type, .loss = *loss};
   return absl::OkStatus();
 }
 
@@ -244,6 +247,33 @@ void ToProto(const engine::ChunkTimes& times, v1::ChunkTiming* proto) {
 }
 
 }  // namespace
+
+void ToProto(const kernels::Distillation& loss, v1::Distillation* proto) {
+  const auto& [divergence, beta, temperature, weight, label_weight] = loss;
+  for (const auto& [wire, ours] : kDivergences) {
+    if (ours == divergence) proto->set_divergence(wire);
+  }
+  proto->set_beta(beta);
+  proto->set_temperature(temperature);
+  proto->set_weight(weight);
+  proto->set_label_weight(label_weight);
+}
+
+absl::StatusOr<kernels::Distillation> ToEngine(const v1::Distillation& proto) {
+  kernels::Distillation loss{.beta = proto.beta(),
+                             .temperature = proto.temperature() != 0 ? proto.temperature() : 1.0f,
+                             .weight = proto.weight(),
+                             .label_weight = proto.label_weight()};
+  for (const auto& [wire, ours] : kDivergences) {
+    loss.divergence = ours;
+    if (wire == proto.divergence()) return loss;
+  }
+  constexpr char kField[] = "options.distillation.divergence";
+  return engine::MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, kField,
+                           absl::StrCat(kField, " is ", static_cast<int>(proto.divergence()),
+                                        "; it must be DIVERGENCE_FORWARD_KL (1), "
+                                        "DIVERGENCE_REVERSE_KL (2) or DIVERGENCE_JENSEN_SHANNON (3)"));
+}
 
 engine::Chunk ToEngine(wire::ReceivedRequest request) {
   const v1::Chunk& proto = request.message.chunk();

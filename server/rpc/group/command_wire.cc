@@ -16,7 +16,8 @@ using engine::Bias;
 using engine::ClassWeights;
 using kernels::DataType;
 
-// One Write and one Read for each command. Read returns false where a value is none of the engine's.
+// One Write and one Read for each command. Read returns false where a value is none of the engine's. Write
+// takes larger structs apart as a whole: with a new field it does not compile until that is written.
 
 bool Read(v1::DataType wire, DataType* type) {
   const absl::StatusOr<DataType> read = ToEngine(wire, "type");
@@ -186,10 +187,11 @@ bool Read(const group::v1::Summarize& wire, engine::SummarizeCommand* command) {
 }
 
 void Write(const engine::StepArguments& arguments, group::v1::StepArguments* wire) {
-  wire->set_learning_rate(arguments.learning_rate);
-  wire->set_gradient_scale(arguments.gradient_scale);
-  ToProto(arguments.optimizer, wire->mutable_optimizer());
-  wire->set_step(arguments.step);
+  const auto& [learning_rate, gradient_scale, optimizer, step] = arguments;
+  wire->set_learning_rate(learning_rate);
+  wire->set_gradient_scale(gradient_scale);
+  ToProto(optimizer, wire->mutable_optimizer());
+  wire->set_step(step);
 }
 bool Read(const group::v1::StepArguments& wire, engine::StepArguments* arguments) {
   const absl::StatusOr<engine::OptimizerConfig> optimizer = ToEngine(wire.optimizer());
@@ -311,50 +313,42 @@ bool Read(const group::v1::PrepareTeacher& wire, engine::PrepareTeacherCommand* 
 }
 
 void WriteTeacher(const engine::StartBatchCommand& command, group::v1::Teacher* wire) {
-  const engine::TeacherKind& teacher = command.kind.teacher;
+  const auto& [backend, head_number, hidden_size, weight_type, hidden_type, distillation] =
+      command.kind.teacher;
   wire->set_head(command.teacher);
-  wire->set_hidden_size(teacher.hidden_size);
-  wire->set_weight_type(ToProto(teacher.weight_type));
-  wire->set_hidden_type(ToProto(teacher.hidden_type));
-  wire->set_divergence(static_cast<int32_t>(teacher.distillation.divergence));
-  wire->set_beta(teacher.distillation.beta);
-  wire->set_temperature(teacher.distillation.temperature);
-  wire->set_weight(teacher.distillation.weight);
-  wire->set_label_weight(teacher.distillation.label_weight);
+  wire->set_hidden_size(hidden_size);
+  wire->set_weight_type(ToProto(weight_type));
+  wire->set_hidden_type(ToProto(hidden_type));
+  ToProto(distillation, wire->mutable_loss());
 }
 bool ReadTeacher(const group::v1::Teacher& wire, engine::StartBatchCommand* command) {
   engine::TeacherKind& teacher = command->kind.teacher;
   command->teacher = wire.head();
   teacher.head_number = wire.head();
   teacher.hidden_size = wire.hidden_size();
-  teacher.distillation.beta = wire.beta();
-  teacher.distillation.temperature = wire.temperature();
-  teacher.distillation.weight = wire.weight();
-  teacher.distillation.label_weight = wire.label_weight();
-  return Read(wire.weight_type(), &teacher.weight_type) && Read(wire.hidden_type(), &teacher.hidden_type) &&
-         Read(wire.divergence(), kernels::Divergence::kJensenShannon, &teacher.distillation.divergence);
+  const absl::StatusOr<kernels::Distillation> loss = ToEngine(wire.loss());
+  if (loss.ok()) teacher.distillation = *loss;
+  return loss.ok() && Read(wire.weight_type(), &teacher.weight_type) &&
+         Read(wire.hidden_type(), &teacher.hidden_type);
 }
 
+// Not its pointers, which the command tells as numbers, nor what no group takes: lists, and what is held.
 void WriteKind(const engine::BatchKey& kind, group::v1::BatchKind* wire) {
-  wire->set_hidden_type(ToProto(kind.hidden_type));
-  wire->set_dx_type(ToProto(kind.dx_type));
-  wire->set_mode(static_cast<int32_t>(kind.mode));
-  wire->set_logit_scale(kind.options.logit_scale);
-  wire->set_softcap(kind.options.softcap);
-  wire->set_label_smoothing(kind.options.label_smoothing);
-  wire->set_lse_square_scale(kind.options.lse_square_scale);
-  wire->set_class_weights(kind.class_weights == ClassWeights::kUse);
-  wire->set_bias(kind.bias == Bias::kUse);
-  ToProto(kind.returns, wire->mutable_returns());
-  wire->set_fixed_segments(kind.segments == kernels::Segments::kFixed);
-  wire->set_holder(kind.holder);
-  wire->set_entropy_gradients(kind.entropy_gradients);
+  const auto& [hidden_type, dx_type, mode, options, class_weights, bias, returns, entropy_gradients, holds,
+               lists, teacher, segments, gradient, holder] = kind;
+  wire->set_hidden_type(ToProto(hidden_type));
+  wire->set_dx_type(ToProto(dx_type));
+  wire->set_mode(static_cast<int32_t>(mode));
+  ToProto(options, wire->mutable_loss());
+  wire->set_class_weights(class_weights == ClassWeights::kUse);
+  wire->set_bias(bias == Bias::kUse);
+  ToProto(returns, wire->mutable_returns());
+  wire->set_entropy_gradients(entropy_gradients);
+  wire->set_fixed_segments(segments == kernels::Segments::kFixed);
+  wire->set_holder(holder);
 }
 bool ReadKind(const group::v1::BatchKind& wire, engine::BatchKey* kind) {
-  kind->options = {.logit_scale = wire.logit_scale(),
-                   .softcap = wire.softcap(),
-                   .label_smoothing = wire.label_smoothing(),
-                   .lse_square_scale = wire.lse_square_scale()};
+  kind->options = ToEngine(wire.loss());
   kind->class_weights = wire.class_weights() ? ClassWeights::kUse : ClassWeights::kIgnore;
   kind->bias = wire.bias() ? Bias::kUse : Bias::kIgnore;
   kind->returns = ToEngine(wire.returns());

@@ -34,13 +34,14 @@ void ToProto(const std::string& head, uint64_t generation, const std::vector<eng
   request->set_head(head);
   request->set_generation(generation);
   lossd::rpc::ToProto(named, request->mutable_marks());
-  request->set_learning_rate(step.learning_rate);
-  request->set_gradient_scale(step.gradient_scale);
-  request->set_skip_non_finite(step.non_finite == engine::NonFinite::kSkip);
-  if (step.weight_decay.has_value()) request->set_weight_decay(*step.weight_decay);
-  if (step.momentum.has_value()) request->set_momentum(*step.momentum);
-  if (step.beta1.has_value()) request->set_beta1(*step.beta1);
-  if (step.beta2.has_value()) request->set_beta2(*step.beta2);
+  const auto& [learning_rate, gradient_scale, non_finite, weight_decay, momentum, beta1, beta2] = step;
+  request->set_learning_rate(learning_rate);
+  request->set_gradient_scale(gradient_scale);
+  request->set_skip_non_finite(non_finite == engine::NonFinite::kSkip);
+  if (weight_decay.has_value()) request->set_weight_decay(*weight_decay);
+  if (momentum.has_value()) request->set_momentum(*momentum);
+  if (beta1.has_value()) request->set_beta1(*beta1);
+  if (beta2.has_value()) request->set_beta2(*beta2);
 }
 
 engine::EndsBy EndedBy(const group::v1::SealWindow& proto) {
