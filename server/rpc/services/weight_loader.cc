@@ -91,13 +91,14 @@ class Loading {
   }
 
   absl::StatusOr<LoadedWeights> Run() {
+    // As Head::WriteWeights of the client library: an unfinished write must not be in the way for ever.
     const absl::StatusOr<std::string> id = head_->BeginWrite(absl::StrCat("load ", engine::RandomId()),
-                                                             engine::Head::Replace::kNo, engine::RandomId());
+                                                             engine::Head::Replace::kYes, engine::RandomId());
     if (!id.ok()) return id.status();
     absl::Status status = Stage(*id);
     if (!status.ok()) {
       head_->DropWrite(*id);
-      return status;
+      return OfWrite(status);
     }
     std::promise<absl::StatusOr<uint64_t>> published;
     head_->CommitWrite(
@@ -105,7 +106,7 @@ class Loading {
     absl::StatusOr<uint64_t> version = published.get_future().get();
     if (!version.ok()) {
       head_->DropWrite(*id);
-      return version.status();
+      return OfWrite(version.status());
     }
     return LoadedWeights{*version, tensor_};
   }
@@ -173,6 +174,14 @@ class Loading {
           {{"head", source_.head}, {"rows", row}, {"of", vocab}, {"percent", row * 100 / vocab}});
     }
     return absl::OkStatus();
+  }
+
+  absl::Status OfWrite(const absl::Status& status) const {
+    if (engine::ReasonOf(status) != RejectReason::kUnknownWrite) return status;
+    return Error(absl::StatusCode::kAborted, "head",
+                 absl::StrCat("another write or load of head '", source_.head,
+                              "' has begun since and taken the place of this one, of which nothing was "
+                              "published; if these weights are still wanted, load them again"));
   }
 
   // In fp32; empty if the head has none.

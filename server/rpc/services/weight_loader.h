@@ -35,7 +35,8 @@ class WeightLoader {
   // one version. Blocks while it reads, and says in the log how far it is. Once `cancelled` is true, or the
   // server drains, it stops: CANCELLED or UNAVAILABLE. If it does not succeed nothing is left of it.
   // INVALID_ARGUMENT for hostile files, paths that leave the folder, and tensors of another shape or dtype;
-  // FAILED_PRECONDITION without a folder, and while another write is under way.
+  // FAILED_PRECONDITION without a folder, and while a write is being published; an unfinished one is dropped.
+  // ABORTED if another write has dropped this one.
   absl::StatusOr<LoadedWeights> Load(const WeightSource& source,
                                      const std::function<bool()>& cancelled) const;
 

@@ -3,6 +3,7 @@
 
 usage: lossctl_tenants_test.py LOSSD LOSSCTL WINDOW_FILLER
 """
+import math
 import os
 import pty
 import random
@@ -81,6 +82,15 @@ class LoadOnServer(LossctlTest):
         self.assertIn("nobody", self.error_of(NOT_FOUND, "head", "load", "nobody", "in", "--on-server"))
         self.assertIn("--create", self.error_of(USAGE, "head", "load", "x", "in", "--on-server", "--create"))
         self.assertEqual(self.head("safe")["weight_version"], 1)
+
+    def test_a_load_that_failed_is_in_nobodys_way(self):
+        self.write("in", {TENSOR: ("F32", [V, H], small_floats(1))})
+        write_safetensors(self.path("nan"), {TENSOR: ("F32", [V, H], bytes(V * H * 4 - 4) + struct.pack("<f", math.nan))})
+        self.create("tried")
+        for version, options in ((1, ["in", "--on-server"]), (2, [os.path.join(self.volume, "in")])):
+            with self.subTest(options=options):
+                self.error_of(INVALID, "head", "load", "tried", "nan")
+                self.assertEqual(self.succeed_json("head", "load", "tried", *options)["weight_version"], version)
 
     def test_the_log_says_what_was_loaded(self):
         self.write("logged", {TENSOR: ("F32", [V, H], small_floats(1))})

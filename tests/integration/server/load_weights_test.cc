@@ -315,14 +315,27 @@ TEST_F(LoadWeightsTest, AServerWithoutAFolderLoadsNothing) {
   EXPECT_THAT(answer.status.error_message(), ::testing::HasSubstr("--weights_dir"));
 }
 
-TEST_F(LoadWeightsTest, AnotherWriteThatIsUnderWayRefusesIt) {
-  WriteFile("m", {Floats(kWeight, {kVocab, kHidden}, RandomFloats(kVocab * kHidden, 2))});
+TEST_F(LoadWeightsTest, AWriteThatNobodyFinishedIsDroppedAndItsWriterToldSo) {
+  const std::vector<float> weights = RandomFloats(kVocab * kHidden, 2);
+  WriteFile("m", {Floats(kWeight, {kVocab, kHidden}, weights)});
   Create("head");
-  ASSERT_TRUE(BeginWrite("head", "mine").ok());
+  v1::BeginWriteRequest begin;
+  begin.set_head("head");
+  begin.set_write_key("mine");
+  v1::BeginWriteResponse begun;
+  grpc::ClientContext beginning;
+  ASSERT_TRUE(stubs_->heads->BeginWrite(&beginning, begin, &begun).ok());
   const Answer answer = Load("head", "m");
-  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_THAT(answer.status.error_message(), ::testing::HasSubstr("under way"));
-  EXPECT_TRUE(BeginWrite("head", "mine").ok()) << "the other write is no longer there";
+  EXPECT_TRUE(answer.status.ok()) << answer.status.error_message();
+  v1::CommitWriteRequest commit;
+  commit.set_head("head");
+  commit.set_write_id(begun.write_id());
+  v1::CommitWriteResponse committed;
+  grpc::ClientContext committing;
+  const grpc::Status dropped = stubs_->heads->CommitWrite(&committing, commit, &committed);
+  EXPECT_EQ(dropped.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(dropped.error_message(), HasSubstr("load that began since has dropped it"));
+  EXPECT_EQ(Read("head"), weights);
 }
 
 // What happens in the middle of a load
@@ -402,7 +415,8 @@ TEST_F(LoadUnderWay, OneThatIsReplacedSaysSo) {
     EXPECT_TRUE(stubs_->heads->BeginWrite(&context, request, &response).ok());
     return false;
   });
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("load them again"));
   EXPECT_FALSE(BeginWrite("head", "another").ok()) << "the write that replaced it was given up with it";
 }
 

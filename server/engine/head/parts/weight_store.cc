@@ -38,8 +38,9 @@ absl::StatusOr<std::string> WeightStore::Admit(const std::string& write_key, Rep
   if (staged_->key() == write_key) return staged_->id();
   if (replace == Replace::kYes && !publishing_) return std::string();
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_key",
-                   absl::StrCat("write_key is '", write_key,
-                                "'; a write with another key is under way (set replace to drop it)"));
+                   absl::StrCat("write_key is '", write_key, "'; a write with another key is ",
+                                publishing_ ? "being published (begin this one when it is)"
+                                            : "under way (set replace to drop it)"));
 }
 
 absl::StatusOr<std::shared_ptr<StagedWrite>> WeightStore::Find(const std::string& write_id) const {
@@ -58,7 +59,7 @@ absl::Status WeightStore::CheckNoWrite() const {
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "head",
                    absl::StrCat("a write of head ", head_, " is under way (", staged_->rows(),
                                 " rows have arrived), which would replace what is made now: commit it, or "
-                                "drop it by a BeginWrite with replace, and ask again"));
+                                "write or load the weights anew, which drops it, and ask again"));
 }
 
 std::optional<uint64_t> WeightStore::VersionOf(const std::string& write_id) const {
@@ -123,7 +124,9 @@ absl::Status WeightStore::NoWrite(const std::string& write_id) const {
                      "wanted, begin another write or load, of every row"));
   }
   return MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownWrite, "write_id",
-                   absl::StrCat("write_id is '", write_id, "'; no such write is under way, call BeginWrite"));
+                   absl::StrCat("write_id is '", write_id, "'; no such write of head ", head_,
+                                " is under way: another write or load that began since has dropped it, or "
+                                "the server was started anew; begin another"));
 }
 
 void WeightStore::NoteUndone(const std::string& write_id) {
