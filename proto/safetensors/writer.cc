@@ -31,6 +31,21 @@ bool CannotSyncFolders(int error_number) {
   return std::ranges::find(kErrors, error_number) != std::end(kErrors);
 }
 
+// What to do about a file that cannot be made; empty if its error says all there is.
+const char* AdviceOn(int error_number) {
+  switch (error_number) {
+    case ENOENT:
+    case ENOTDIR:
+      return "; create its directory first, or name a file elsewhere";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "; name a file in a directory that this user may write to";
+    default:
+      return "";
+  }
+}
+
 std::string FolderOf(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
@@ -103,6 +118,7 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& p
 }
 
 absl::Status SafetensorsWriter::CreateTemporary() {
+  if (path_.empty()) return absl::InvalidArgumentError("the file to write has no name; name one");
   struct stat info {};
   const bool replaces = stat(path_.c_str(), &info) == 0;
   if (replaces && !S_ISREG(info.st_mode)) {
@@ -222,7 +238,7 @@ absl::Status SafetensorsWriter::Error(int error_number, absl::string_view action
                                                   " bytes: free space, raise the quota or file-size limit, "
                                                   "or write it elsewhere"));
   } else {
-    status_ = absl::Status(CodeOfFileError(error_number), message);
+    status_ = absl::Status(CodeOfFileError(error_number), absl::StrCat(message, AdviceOn(error_number)));
   }
   return status_;
 }

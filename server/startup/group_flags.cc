@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <fstream>
-#include <iterator>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -129,9 +129,9 @@ absl::Status TakePart(const NodePlace& place, GroupOptions& group) {
 
 absl::StatusOr<std::string> ReadPem(const char* flag, const GuardFile& file) {
   if (file.name.empty()) return std::string();
-  std::ifstream stream(file.name);
-  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  if (stream && !text.empty()) return text;
+  std::ostringstream text;
+  text << std::ifstream(file.name).rdbuf();  // an iterator over it would throw where the file is a directory
+  if (!text.str().empty()) return std::move(text).str();
   return Invalid(absl::StrCat("--", flag, ": cannot read ", file.name,
                               "; it must be a PEM file that this user may read"));
 }

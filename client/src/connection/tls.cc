@@ -7,8 +7,9 @@
 
 #include <chrono>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -26,10 +27,11 @@ constexpr unsigned int kLookAgainSeconds = 1;
 constexpr int kMostLooks = 5;
 constexpr std::chrono::milliseconds kBetweenLooks(50);
 
-// As far as it can be read.
+// As far as it can be read. An iterator over the buffer would throw where the file is a directory.
 std::string ContentOf(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::ostringstream content;
+  content << std::ifstream(path, std::ios::binary).rdbuf();
+  return std::move(content).str();
 }
 
 std::string DigestOf(const std::string& path) {

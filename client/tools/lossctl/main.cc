@@ -89,6 +89,14 @@ ExitCode Fail(const std::string& message, ExitCode code) {
   return code;
 }
 
+// What was printed is on its way, or the command says that it is not.
+ExitCode Finish(const Context& context) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return ExitCode::kOk;
+  const absl::Status status = absl::UnknownError(
+      absl::StrCat("the command was done, but its result cannot be printed: ", std::strerror(errno)));
+  return Fail(FormatError(status, context.json), ExitCodeOf(status));
+}
+
 ExitCode Main(int argc, char** argv) {
   // A file-size limit shall be an error that is told, not a death.
   std::signal(SIGXFSZ, SIG_IGN);
@@ -102,7 +110,7 @@ ExitCode Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
-      return app.exit(error) == 0 ? ExitCode::kOk : ExitCode::kFailed;  // --help, --version
+      return app.exit(error) == 0 ? Finish(context) : ExitCode::kFailed;  // --help, --version
     }
     return Fail(FormatUsageError(UsageMessage(app, error), CommandReached(app), WantsJson(argc, argv)),
                 ExitCode::kUsage);
@@ -110,12 +118,7 @@ ExitCode Main(int argc, char** argv) {
   if (absl::Status status = context.run(); !status.ok()) {
     return Fail(FormatError(status, context.json), ExitCodeOf(status));
   }
-  if (std::fflush(stdout) != 0) {
-    const absl::Status status =
-        absl::ErrnoToStatus(errno, "the command was done, but its result cannot be printed");
-    return Fail(FormatError(status, context.json), ExitCode::kFailed);
-  }
-  return ExitCode::kOk;
+  return Finish(context);
 }
 
 }  // namespace

@@ -11,9 +11,10 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,8 +40,7 @@ absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentE
 absl::StatusOr<File> Open(const char* flag, const std::string& path) {
   File file(std::fopen(path.c_str(), "re"));
   if (file != nullptr) return file;
-  return Invalid(absl::StrCat("--", flag, ": cannot read ", path, ": ",
-                              absl::ErrnoToStatus(errno, "").message(),
+  return Invalid(absl::StrCat("--", flag, ": cannot read ", path, ": ", std::strerror(errno),
                               "; it must be a PEM file that this user may read"));
 }
 
@@ -80,7 +80,9 @@ absl::Time TimeOf(const ASN1_TIME* time) {
 std::string DigestOf(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (path.empty() || !file) return {};
-  const std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::ostringstream stream;
+  stream << file.rdbuf();  // an iterator over it would throw where the file has become a directory
+  const std::string content = std::move(stream).str();
   std::string digest(SHA256_DIGEST_LENGTH, '\0');
   SHA256(reinterpret_cast<const unsigned char*>(content.data()), content.size(),
          reinterpret_cast<unsigned char*>(digest.data()));

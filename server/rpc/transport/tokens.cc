@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -129,8 +130,7 @@ TokensChange Tokens::ChangeFrom(const Tokens& before) const {
 absl::StatusOr<TokensRead> ReadTokens(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--tokens: cannot read ", path, ": ",
-                                                   absl::ErrnoToStatus(errno, "").message(),
+    return absl::InvalidArgumentError(absl::StrCat("--tokens: cannot read ", path, ": ", std::strerror(errno),
                                                    "; it must be a file that this user may read"));
   }
   if (!S_ISREG(status.st_mode) || status.st_size > kLargestFile) {

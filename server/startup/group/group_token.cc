@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 
@@ -29,7 +30,7 @@ absl::StatusOr<std::string> ReadGroupToken(const std::string& path) {
   if (there && !S_ISREG(status.st_mode)) return invalid("is no file");  // to open a pipe may take for ever
   std::ifstream file(path);
   if (!there || !file) {
-    return invalid("cannot be read: ", absl::ErrnoToStatus(errno, "").message(),
+    return invalid("cannot be read: ", std::strerror(errno),
                    "; make it at one node, openssl rand -hex 32 > FILE, and copy it to the others");
   }
   if ((status.st_mode & S_IROTH) != 0) {

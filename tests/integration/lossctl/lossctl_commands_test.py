@@ -348,10 +348,21 @@ class CommandLine(LossctlTest):
                 self.assertIn("LOSSD_BINARY", self.error_of(INVALID, "status", LOSSD_SERVER=path))
 
     def test_a_result_that_cannot_be_printed_is_a_failure(self):
-        with open("/dev/full", "w", encoding="utf-8") as full:
-            result = self.lossctl("status", stdout=full)
-        self.assertEqual(result.code, FAILED, result)
-        self.assertIn("cannot be printed", result.err)
+        for command in (["status"], ["health", "--json"], ["completion", "bash"], ["head", "save", "--help"], ["--version"]):
+            with self.subTest(command=command), open("/dev/full", "w", encoding="utf-8") as full:
+                result = self.lossctl(*command, stdout=full)
+                self.assertEqual(result.code, FAILED, result)
+                self.assertIn("cannot be printed: No space left on device", result.err)
+                if "--json" in command:
+                    self.assertEqual(json.loads(result.err)["error"]["exit_code"], FAILED)
+
+    def test_credentials_that_cannot_be_read_are_named(self):
+        self.make_unusable_files()
+        for option in ("--token_file", "--tls_ca"):
+            for path in ("nowhere", "dir", "plain/file"):
+                with self.subTest(option=option, path=path):
+                    error = self.error_of(INVALID, "status", option, path)
+                    self.assertRegex(error, f"{option[2:]}: .*'{path}'.*(this user may read|a regular file)")
 
 
 class Unreachable(LossctlTest):

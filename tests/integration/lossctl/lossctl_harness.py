@@ -65,6 +65,12 @@ class LossctlTest(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.folder, name)
 
+    def make_unusable_files(self):
+        for name, mode in (("dir", 0o755), ("closed", 0o555)):
+            os.mkdir(self.path(name), mode)
+        for name, mode in (("plain", 0o644), ("secret", 0)):
+            os.close(os.open(self.path(name), os.O_CREAT | os.O_WRONLY, mode))
+
     def environment(self, **changes):
         return {**os.environ, "LOSSD_SERVER": self.server.target, "LC_ALL": "C", **changes}
 

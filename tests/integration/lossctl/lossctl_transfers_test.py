@@ -3,6 +3,7 @@
 
 usage: lossctl_transfers_test.py LOSSD LOSSCTL WINDOW_FILLER
 """
+import ctypes
 import json
 import math
 import os
@@ -15,8 +16,8 @@ import subprocess
 import time
 import unittest
 
-from lossctl_harness import (EXHAUSTED, INVALID, LOSSCTL, NOT_FOUND, REFUSED, USAGE, LossctlTest, read_safetensors,
-                             read_to_end, to_bfloat16, to_float32, write_safetensors)
+from lossctl_harness import (EXHAUSTED, FAILED, INVALID, LOSSCTL, NOT_FOUND, REFUSED, USAGE, LossctlTest,
+                             read_safetensors, read_to_end, to_bfloat16, to_float32, write_safetensors)
 
 V, H = 257, 33
 TENSOR = "lm_head.weight"
@@ -48,6 +49,34 @@ def bias_floats(seed):
 def limit_file_size(limit):
     """What a full disk looks like without being root: writes past `limit` bytes fail."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
+def obey_modes():
+    """Root, too, is refused what the mode of a file forbids: what it executes loses CAP_DAC_OVERRIDE and _READ_SEARCH."""
+    for capability in (1, 2):
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP; others than root need none
+
+
+# Files that cannot be written: what lossctl is run with, its exit code, and words on what to do.
+UNWRITABLE = {
+    "out": (limit_file_size(16384), EXHAUSTED, "raise the quota or file-size limit, or write it elsewhere"),
+    "nowhere/out": (None, NOT_FOUND, "create its directory first, or name a file elsewhere"),
+    "plain/out": (None, INVALID, "create its directory first, or name a file elsewhere"),
+    "closed/out": (obey_modes, FAILED, "name a file in a directory that this user may write to"),
+    "dir": (None, INVALID, "is a directory; name a new file or one to replace"),
+    "/dev/full": (None, INVALID, "is not a regular file; name a new file or one to replace"),
+    "/dev/stdout": (None, INVALID, "; name a new file or one to replace"),
+}
+# Those that cannot be read.
+UNREADABLE = {
+    "nowhere/in": (NOT_FOUND, "No such file"),
+    "plain/in": (INVALID, "Not a directory"),
+    "secret": (FAILED, "Permission denied"),
+    "dir": (NOT_FOUND, "neither model.safetensors.index.json nor"),
+    "plain": (INVALID, "not a valid safetensors file"),
+    "/dev/null": (INVALID, "not a regular file"),
+}
+SERVERS_HINT = r"server|trainer|head list|run it again"
 
 
 class LoadAndSave(LossctlTest):
@@ -189,26 +218,35 @@ class LoadAndSave(LossctlTest):
                                             "short": ("F32", [V - 1], bias[4:])})
         self.succeed("head", "load", "without", "plain", "--create")
         self.succeed("head", "load", "with", "in", "--create")
-        self.assertIn("--bias-name", self.error_of(NOT_FOUND, "head", "load", "with", "plain"))
+        self.assertIn(f"no tensor '{BIAS}'", self.error_of(NOT_FOUND, "head", "load", "with", "plain"))
         self.assertIn("[256]", self.error_of(INVALID, "head", "load", "with", "in", "--bias-name", "short"))
         self.error_of(NOT_FOUND, "head", "load", "with", "in", "--bias-name", "no-such-tensor")
         self.assertIn("without a bias", self.error_of(INVALID, "head", "load", "without", "in", "--bias-name", BIAS))
         self.assertIn("'lm_head.bias' was left out", self.succeed("head", "load", "without", "in"))
         self.assertEqual(self.head("with")["weight_version"], 1)
 
-    def test_save_leaves_no_file_behind_when_it_fails(self):
+    def test_a_local_file_that_cannot_be_used_is_told_as_one_and_nothing_is_left_of_it(self):
         write_safetensors(self.path("in"), {TENSOR: ("F32", [V, H], small_floats(7))})
         self.succeed("head", "load", "unsaved", "in", "--create")
         self.succeed("head", "create", "empty", "--vocab", "8", "--hidden", "4")
-        os.mkdir(self.path("dir"))
+        self.make_unusable_files()
         before = sorted(os.listdir(self.folder))
         self.assertIn("head load empty", self.error_of(REFUSED, "head", "save", "empty", "out"))
         self.error_of(NOT_FOUND, "head", "save", "absent", "out")
-        self.error_of(NOT_FOUND, "head", "save", "unsaved", "nowhere/out")
-        self.error_of(INVALID, "head", "save", "unsaved", "dir")
-        error = self.error_of(EXHAUSTED, "head", "save", "unsaved", "out", preexec_fn=limit_file_size(16384))
-        self.assertIn("'out'", error)
+        self.assertIn("name one", self.error_of(INVALID, "head", "save", "unsaved", ""))
+        for path, (run_with, code, words) in UNWRITABLE.items():
+            with self.subTest(saved=path):
+                error = self.error_of(code, "head", "save", "unsaved", path, preexec_fn=run_with)
+                self.assertRegex(error, f"'{path}'.*{words}")
+                self.assertNotRegex(error, SERVERS_HINT)
+        for path, (code, words) in UNREADABLE.items():
+            with self.subTest(loaded=path):
+                error = self.error_of(code, "head", "load", "unsaved", path, preexec_fn=obey_modes)
+                self.assertIn(f"'{path}'", error)
+                self.assertIn(words, error)
+                self.assertNotRegex(error, SERVERS_HINT)
         self.assertEqual(sorted(os.listdir(self.folder)), before)
+        self.assertEqual(self.head("unsaved")["weight_version"], 1)
 
     def test_a_terminal_gets_a_bar_that_erases_itself(self):
         write_safetensors(self.path("in"), {TENSOR: ("F32", [V, H], small_floats(8))})
@@ -288,16 +326,16 @@ class Flush(LossctlTest):
 
     def test_whatever_fails_leaves_the_window_whole(self):
         gradient, tokens = self.filled("kept")
-        os.mkdir(self.path("dir"))
-        full = limit_file_size(16384)
-        for code, out, preexec_fn in ((EXHAUSTED, "out", full), (NOT_FOUND, "nowhere/out", None), (INVALID, "dir", None),
-                                      (INVALID, "/dev/full", None)):
-            with self.subTest(out=out):
-                error = self.error_of(code, "flush", "kept", "--out", out, preexec_fn=preexec_fn)
-                self.assertIn(f"'{out}'", error)
+        self.make_unusable_files()
+        before = sorted(os.listdir(self.folder))
+        for path, (run_with, code, words) in UNWRITABLE.items():
+            with self.subTest(out=path):
+                error = self.error_of(code, "flush", "kept", "--out", path, preexec_fn=run_with)
+                self.assertRegex(error, f"'{path}'.*{words}")
+                self.assertNotRegex(error, SERVERS_HINT)
                 if code == EXHAUSTED:
                     self.assertIn("the window is whole", error)
-                self.assertEqual(os.listdir(self.folder), ["dir"])
+                self.assertEqual(sorted(os.listdir(self.folder)), before)
                 head = self.head("kept")
                 self.assertEqual((head["generation"], head["window_tokens"], head["window_state"]), (1, tokens, "open"))
         self.error_of(NOT_FOUND, "flush", "absent", "--out", "out")

@@ -111,6 +111,7 @@ TEST_F(TlsFailuresTest, FilesOfTheClientThatCannotWorkAreRefusedBeforeAnythingIs
     return std::string(status.message());
   };
   EXPECT_THAT(refused({.ca_certificates = files_.Path("nowhere")}), HasSubstr("cannot read"));
+  EXPECT_THAT(refused({.ca_certificates = files_.Path("")}), HasSubstr("cannot read")) << "a directory";
   EXPECT_THAT(refused({.ca_certificates = files_.Key("ca")}), HasSubstr("holds no CERTIFICATE"));
   EXPECT_THAT(refused({.certificate = files_.Certificate("server")}), HasSubstr("go together"));
   EXPECT_THAT(refused({.certificate = files_.Certificate("server"), .key = files_.Certificate("server")}),
@@ -128,7 +129,7 @@ TEST_F(TlsFailuresTest, AServerDoesNotStartWithFilesThatCannotWork) {
   const std::string certificate = files_.Certificate("server");
   const std::string key = files_.Key("server");
   EXPECT_THAT(refused({.certificate = certificate, .key = files_.Path("nowhere"), .client_ca = {}}),
-              AllOf(HasSubstr("--tls_key"), HasSubstr("nowhere")));
+              AllOf(HasSubstr("--tls_key"), HasSubstr("nowhere: No such file")));
   EXPECT_THAT(refused({.certificate = certificate, .key = files_.Key("ca"), .client_ca = {}}),
               HasSubstr("is not the key of the certificate"));
   EXPECT_THAT(refused({.certificate = key, .key = key, .client_ca = {}}), HasSubstr("holds no certificate"));
