@@ -63,7 +63,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
     parser.add_argument("--transports", default=",".join(TRANSPORTS), help="default: %(default)s")
     parser.add_argument("--local", choices=("compile", "eager"), default="compile", help="default: %(default)s")
-    for name, value in {"tokens": 8192, "vocab": 128256, "hidden": 4096, "rounds": 9}.items():
+    for name, value in {"tokens": 16384, "vocab": 128256, "hidden": 4096, "rounds": 9}.items():
         parser.add_argument(f"--{name}", type=int, default=value, help="default: %(default)s")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     options = parser.parse_args(words)
