@@ -153,9 +153,16 @@ StateKeys Head::KeysLocked() const {
 
 void Head::Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const StateSource> source,
                    std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done) {
-  auto shared = std::make_shared<std::vector<SessionMemory>>(std::move(memory));
-  PostSettled([self = shared_from_this(), as, numbers, source = std::move(source), shared,
-               done = std::move(done)] { done(self->RestoreNow(as, numbers, *source, std::move(*shared))); });
+  struct Input {
+    std::shared_ptr<const StateSource> source;
+    std::vector<SessionMemory> memory;
+  };
+  auto input = std::make_shared<Input>(std::move(source), std::move(memory));
+  PostSettled([self = shared_from_this(), as, numbers, input, done = std::move(done)] {
+    absl::StatusOr<FileKeys> keys = self->RestoreNow(as, numbers, *input->source, std::move(input->memory));
+    input->source.reset();  // its memory is free before anybody learns that the head is back
+    done(std::move(keys));
+  });
 }
 
 void Head::PostSettled(std::function<void()> task) {
