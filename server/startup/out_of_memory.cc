@@ -63,7 +63,8 @@ void OnFatalSignal(int number) {
   if (some == MAP_FAILED) EndOutOfMemory();
   munmap(some, kSome);
   telemetry::FlushLog();
-  signal(number, SIG_DFL);  // what raised it comes again
+  signal(number, SIG_DFL);
+  raise(number);  // when this returns, also where another process had sent it
 }
 
 // Sanitizers keep theirs.
