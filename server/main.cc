@@ -1,4 +1,5 @@
 // lossd: flags and wiring only.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -75,6 +76,28 @@ void BlockHangUp() {
   sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGHUP, SIG_DFL);
+}
+
+// Opens /dev/null in place of standard files that were closed, if any. A file or a connection of the server
+// would get such a number, and with it the lines of the log. A library may have taken it already, with
+// FD_CLOEXEC, which no file that a process is started with has.
+bool OpenStandardFiles() {
+  bool opened = false;
+  for (int file = STDIN_FILENO; file <= STDERR_FILENO; ++file) {
+    if (fcntl(file, F_GETFD) == 0) continue;
+    const int nothing = open("/dev/null", O_RDWR);
+    dup2(nothing, file);
+    if (nothing > STDERR_FILENO) close(nothing);
+    opened = true;
+  }
+  return opened;
+}
+
+// For what a process cannot change once its libraries are loaded. If it fails, the process goes on as it is.
+void StartAnew(char** argv) {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) execv(self.c_str(), argv);
 }
 
 // Signals are waited for by the main thread alone; every other thread inherits the block. The leader of a
@@ -494,7 +517,8 @@ int Run(Options options, int argc, char** argv) {
 int main(int argc, char** argv) {
   lossd::BlockHangUp();
   lossd::ExitWhenOutOfMemory();
-  lossd::SetUpOpenMp(argv);
+  const bool opened = lossd::OpenStandardFiles();
+  if (lossd::SetUpOpenMp() || opened) lossd::StartAnew(argv);
   lossd::engine::RaiseMallocThresholds();
   lossd::rpc::KeepOpenSslToTheEnd();
   lossd::rpc::BoundReadBuffers();

@@ -7,9 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
-#include <system_error>
 
 #include "kernels/threads.h"
 #include "server/engine/memory/control_group.h"
@@ -52,16 +50,14 @@ FewThreads Explain(int64_t threads) {
 
 }  // namespace
 
-void SetUpOpenMp(char** argv) {
+bool SetUpOpenMp() {
   kernels::UnbindInitialThread();
   bool changed = SetIfUnset("OMP_WAIT_POLICY", "passive");
   const double quota = std::ceil(engine::ReadControlGroupProcessors());
   if (quota < static_cast<double>(MaskedProcessors())) {
     changed |= SetIfUnset("OMP_NUM_THREADS", std::to_string(static_cast<int64_t>(quota)));
   }
-  std::error_code error;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (changed && !error) execv(self.c_str(), argv);  // if that fails, it goes on as it is
+  return changed;
 }
 
 void LogFewThreads() {

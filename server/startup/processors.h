@@ -4,11 +4,12 @@
 
 namespace lossd {
 
-// Starts the program anew, once, if OpenMP needs other variables: it reads them while it is loaded. Its
-// threads would spin between products, in the way of clients, and more of them than the quota of the control
-// group has processors would stop together. Variables that are set stay as they are. All threads that are
-// started later have the affinity mask that the process was started with. Before other threads start.
-void SetUpOpenMp(char** argv);
+// Sets variables of OpenMP that are not set; true if it has. OpenMP reads them while it is loaded, so that
+// the program must be started anew then. Without them OpenMP's threads would spin between products, in the way
+// of clients, and more of them than the quota of the control group has processors would stop together. All
+// threads that are started later have the affinity mask that the process was started with. Before other
+// threads start.
+bool SetUpOpenMp();
 
 // Says why the CPU computes with fewer threads than the machine has processors, if it does.
 void LogFewThreads();

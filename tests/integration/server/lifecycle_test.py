@@ -141,6 +141,24 @@ class Usage(unittest.TestCase):
             process.terminate()
             self.assertEqual(process.wait(timeout=60), 0)
 
+    def test_standard_files_that_are_closed_become_no_other_files(self):
+        for closed in ([2], [1, 2], [0, 1, 2]):
+            with self.subTest(closed), tempfile.TemporaryDirectory() as folder:
+                wrapper = os.path.join(folder, "lossd")
+                with open(wrapper, "w", encoding="utf-8") as file:
+                    file.write(f'#!/bin/sh\nexec {os.path.abspath(BINARY)} "$@" {" ".join(f"{each}>&-" for each in closed)}\n')
+                os.chmod(wrapper, 0o755)
+                with LossdServer(wrapper, "--device=cpu", f"--checkpoint_dir={folder}/checkpoints") as server:
+                    for each in closed:
+                        self.assertEqual(os.readlink(f"/proc/{server.pid}/fd/{each}"), "/dev/null")
+
+    @unittest.skipIf(SANITIZED, "sanitizers take signals that are fatal")
+    def test_a_fatal_signal_ends_the_server_whoever_sends_it(self):
+        for number in (signal.SIGABRT, signal.SIGSEGV):
+            with LossdServer(BINARY, "--device=cpu") as server:
+                server.signal(number)
+                self.assertEqual(server.wait(), -number)
+
     @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "there is a GPU")
     def test_a_gpu_that_is_not_there_is_an_error_that_says_so_and_auto_takes_the_cpu(self):
         result = run("--device=cuda:0", "--listen=127.0.0.1:0", "--metrics_listen=")
