@@ -217,6 +217,20 @@ absl::Status CheckReachable(const Options& options) {
                               "have asked another replica come here"));
 }
 
+// Where no flag says it.
+absl::StatusOr<int64_t> StagingBytesFor(const engine::EngineOptions& engine) {
+  const int64_t available = std::max<int64_t>(0, engine::AvailableMemory() - engine.parking_bytes);
+  const int64_t bytes = engine::DefaultStagingBytes(available);
+  const int64_t least = std::max(engine.lane_credit_bytes, engine.session_credit_bytes);
+  if (bytes >= least) return bytes;
+  const std::string bound = engine::MemoryBound();
+  return Invalid(absl::StrCat("too little memory is available: ", available, " bytes beside --parking_bytes",
+                              bound.empty() ? "" : absl::StrCat(", by the limit of ", bound),
+                              ", and half of it is less than the ", least,
+                              " bytes that staging needs; give lossd more memory, or lower "
+                              "--lane_credit_bytes and --session_credit_bytes"));
+}
+
 absl::Status ReadEngineOptions(Options& options) {
   engine::EngineOptions& engine = options.engine;
   const int64_t kMaxChunk = int64_t{512} << 20;  // twice this, and some, is the 2 GiB that a message may have
@@ -224,14 +238,15 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.chunk_limits.max_chunk_tokens = absl::GetFlag(FLAGS_max_chunk_tokens);
   engine.lane_credit_bytes = absl::GetFlag(FLAGS_lane_credit_bytes).value;
   engine.session_credit_bytes = absl::GetFlag(FLAGS_session_credit_bytes).value;
+  engine.parking_bytes = absl::GetFlag(FLAGS_parking_bytes).value;
   engine.staging_bytes = absl::GetFlag(FLAGS_staging_bytes).value;
   if (engine.staging_bytes == 0) {
-    engine.staging_bytes = engine::DefaultStagingBytes(
-        std::max<int64_t>(0, engine::AvailableMemory() - absl::GetFlag(FLAGS_parking_bytes).value));
+    const absl::StatusOr<int64_t> bytes = StagingBytesFor(engine);
+    if (!bytes.ok()) return bytes.status();
+    engine.staging_bytes = *bytes;
   }
   engine.head_staging_bytes = absl::GetFlag(FLAGS_head_staging_bytes).value;
   engine.head_quota_bytes = absl::GetFlag(FLAGS_head_quota_bytes).value;
-  engine.parking_bytes = absl::GetFlag(FLAGS_parking_bytes).value;
   engine.max_streams = absl::GetFlag(FLAGS_max_streams);
   engine.max_heads = absl::GetFlag(FLAGS_max_heads);
   engine.max_sessions = absl::GetFlag(FLAGS_max_sessions);
