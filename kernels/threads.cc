@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -25,7 +26,7 @@ void UnbindInitialThread() {
   if (CPU_COUNT(&processors) > 0) sched_setaffinity(0, sizeof(processors), &processors);
 }
 
-int64_t LoopThreads() { return omp_get_max_threads(); }
+int64_t LoopThreads() { return std::min(omp_get_max_threads(), omp_get_thread_limit()); }
 
 void StartLoopThreads() {
   [[maybe_unused]] int threads = 0;

@@ -322,7 +322,7 @@ void LogServing(const Options& options, const Ports& ports, const engine::Engine
        {"device", engine.device().description()},
        {"memory_limit_bytes", options.engine.memory_limit_bytes},
        {"incarnation", engine.incarnation()}});
-  if (engine.device().IsHost()) LogFewThreads();
+  if (engine.device().IsHost()) LogOddThreads();
   if (!options.engine.memory_bound.empty()) {
     Log(LogLevel::kInfo, "the memory limit comes from a control group",
         {{"bound", options.engine.memory_bound}});

@@ -60,8 +60,16 @@ bool SetUpOpenMp() {
   return changed;
 }
 
-void LogFewThreads() {
+void LogOddThreads() {
   const int64_t threads = kernels::LoopThreads();
+  const double usable =
+      std::min(std::ceil(engine::ReadControlGroupProcessors()), static_cast<double>(MaskedProcessors()));
+  if (static_cast<double>(threads) > usable) {
+    telemetry::Log(telemetry::LogLevel::kWarning, "the CPU computes with more threads than processors",
+                   {{"threads", threads},
+                    {"processors", static_cast<int64_t>(usable)},
+                    {"remedy", "start lossd without OMP_NUM_THREADS"}});
+  }
   const int64_t processors = sysconf(_SC_NPROCESSORS_ONLN);
   if (threads >= processors) return;
   const FewThreads why = Explain(threads);

@@ -59,6 +59,7 @@ class Usage(unittest.TestCase):
                             ("--batching_window=2s", ("--batching_window", "2s", "1s")),
                             ("--session_credit_bytes=8192", ("--session_credit_bytes", "8192", "33554432")),
                             ("--staging_bytes=8192", ("--staging_bytes", "8192", "33554432")),
+                            ("--parking_bytes=9000T", ("0 bytes beside --parking_bytes", "33554432", "--lane_credit_bytes")),
                             ("--head_quota_bytes=-1", ("--head_quota_bytes", "-1", "0")),
                             ("--head_staging_bytes=8192", ("--head_staging_bytes", "8192", "33554432")),
                             ("--weights_dir=/nonexistent", ("--weights_dir", "/nonexistent", "folder")),
@@ -186,11 +187,16 @@ class Usage(unittest.TestCase):
                     self.assertEqual(os.sched_getaffinity(server.pid), mine)
                     self.assertIn(f"device=\"CPU, {len(mine)} thread", server.log())
 
-    def test_few_threads_are_said_with_their_reason(self):
-        with unittest.mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}), LossdServer(BINARY, "--device=cpu") as server:
-            self.assertIn("device=\"CPU, 1 thread\"", server.log())
-            if os.cpu_count() > 1:
-                self.assertIn("fewer threads than the machine has processors", server.log())
+    @unittest.skipIf(SANITIZED, "ThreadSanitizer's build has one thread")
+    def test_few_or_many_threads_are_said_with_their_reason(self):
+        many = 2 * os.cpu_count()
+        fewer = "fewer threads than the machine has processors" if os.cpu_count() > 1 else ""
+        for name, value, device, words in [("OMP_NUM_THREADS", 1, "CPU, 1 thread", fewer), ("OMP_THREAD_LIMIT", 1, "CPU, 1 thread", fewer),
+                                           ("OMP_NUM_THREADS", many, f"CPU, {many} threads", "more threads than processors")]:
+            with self.subTest(name, value=value), unittest.mock.patch.dict(os.environ, {name: str(value)}), \
+                    LossdServer(BINARY, "--device=cpu") as server:
+                self.assertIn(f"device=\"{device}\"", server.log())
+                self.assertIn(words, server.log())
 
     @unittest.skipIf(SANITIZED, "sanitizers stand before the start of threads themselves")
     def test_threads_that_cannot_be_started_are_found_at_the_start(self):
