@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/safetensors/index.h"
 #include "proto/safetensors/safetensors.h"
@@ -16,6 +17,7 @@ namespace lossd {
 namespace {
 
 constexpr char kIndexName[] = "model.safetensors.index.json";
+constexpr char kIndexEnd[] = ".index.json";
 constexpr char kSingleName[] = "model.safetensors";
 
 absl::Status Malformed(const std::string& path, absl::string_view why) {
@@ -176,10 +178,13 @@ absl::StatusOr<SafetensorsModel> SafetensorsModel::OpenBelow(const std::string& 
 absl::Status SafetensorsModel::Read() {
   auto file = InputFile::Open(root_, path_);
   if (!file.ok()) return file.status();
-  if (!file->is_directory()) return Take(*std::move(file));
   const std::filesystem::path directory(path_);
+  if (!file->is_directory()) {
+    if (!absl::EndsWith(path_, kIndexEnd)) return Take(*std::move(file));
+    return ReadIndex(*file, directory.parent_path());
+  }
   auto index = InputFile::Open(root_, directory / kIndexName);
-  if (index.ok()) return ReadIndex(*index);
+  if (index.ok()) return ReadIndex(*index, directory);
   if (!absl::IsNotFound(index.status())) return index.status();
   auto single = InputFile::Open(root_, directory / kSingleName);
   if (single.ok()) return Take(*std::move(single));
@@ -197,7 +202,7 @@ absl::Status SafetensorsModel::Take(InputFile file) {
   return absl::OkStatus();
 }
 
-absl::Status SafetensorsModel::ReadIndex(const InputFile& index) {
+absl::Status SafetensorsModel::ReadIndex(const InputFile& index, const std::string& directory) {
   if (index.is_directory()) {
     return absl::InvalidArgumentError(absl::StrCat("'", index.path(), "' is not a regular file"));
   }
@@ -219,7 +224,7 @@ absl::Status SafetensorsModel::ReadIndex(const InputFile& index) {
                                                      shard.substr(0, 200),
                                                      "', which is not a file inside the directory"));
     }
-    shard_of_[name] = std::filesystem::path(path_) / shard;
+    shard_of_[name] = std::filesystem::path(directory) / shard;
   }
   return absl::OkStatus();
 }

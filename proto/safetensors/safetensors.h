@@ -116,9 +116,10 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-// A file, or a directory with model.safetensors.index.json or a single model.safetensors. Shards are opened
-// when a tensor of theirs is asked for and stay mapped. Shard names that leave the directory are
-// INVALID_ARGUMENT; links inside it are followed, since model caches are made of them.
+// A file, an index (*.index.json) beside its shards, or a directory with model.safetensors.index.json or a
+// single model.safetensors. Shards are opened when a tensor of theirs is asked for and stay mapped. Shard
+// names that leave the directory are INVALID_ARGUMENT; links inside it are followed, since model caches are
+// made of them.
 class SafetensorsModel {
  public:
   static absl::StatusOr<SafetensorsModel> Open(const std::string& path);
@@ -137,7 +138,7 @@ class SafetensorsModel {
  private:
   SafetensorsModel(std::string root, std::string path) : root_(std::move(root)), path_(std::move(path)) {}
   absl::Status Read();
-  absl::Status ReadIndex(const InputFile& index);
+  absl::Status ReadIndex(const InputFile& index, const std::string& directory);
   absl::Status Take(InputFile file);
   absl::StatusOr<const SafetensorsFile*> Shard(const std::string& path);
 

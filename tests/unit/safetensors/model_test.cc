@@ -31,19 +31,21 @@ TEST_F(SafetensorsTest, AShardedModelFindsATensorInItsShard) {
   WriteRaw("model.safetensors.index.json",
            R"({"metadata":{"total_size":8},"weight_map":{"t":"one.safetensors","u":"sub/two.safetensors",)"
            R"("gone":"three.safetensors","moved":"one.safetensors"}})");
-  auto model = SafetensorsModel::Open(directory_);
-  ASSERT_TRUE(model.ok()) << model.status();
-  auto u = model->Find("u");
-  ASSERT_TRUE(u.ok()) << u.status();
-  EXPECT_EQ(u->dtype, SafetensorsType::kBFloat16);
-  auto t = model->Find("t");
-  ASSERT_TRUE(t.ok()) << t.status();
-  EXPECT_EQ(t->dtype, SafetensorsType::kFloat32);
-  EXPECT_EQ(u->data[3], std::byte{1}) << "opening a second shard unmapped the first";
-  EXPECT_TRUE(model->Contains("gone"));
-  EXPECT_FALSE(model->Contains("none"));
-  for (const char* name : {"gone", "moved", "none"}) {
-    EXPECT_EQ(model->Find(name).status().code(), absl::StatusCode::kNotFound) << name;
+  for (const std::string& path : {directory_.string(), Path("model.safetensors.index.json")}) {
+    auto model = SafetensorsModel::Open(path);
+    ASSERT_TRUE(model.ok()) << model.status();
+    auto u = model->Find("u");
+    ASSERT_TRUE(u.ok()) << u.status();
+    EXPECT_EQ(u->dtype, SafetensorsType::kBFloat16);
+    auto t = model->Find("t");
+    ASSERT_TRUE(t.ok()) << t.status();
+    EXPECT_EQ(t->dtype, SafetensorsType::kFloat32);
+    EXPECT_EQ(u->data[3], std::byte{1}) << "opening a second shard unmapped the first";
+    EXPECT_TRUE(model->Contains("gone"));
+    EXPECT_FALSE(model->Contains("none"));
+    for (const char* name : {"gone", "moved", "none"}) {
+      EXPECT_EQ(model->Find(name).status().code(), absl::StatusCode::kNotFound) << name;
+    }
   }
 }
 
