@@ -60,7 +60,7 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
   const int64_t source_bytes = config_.hidden_size * kernels::SizeOf(type);
   for (int64_t row = first_row; row < first_row + rows; ++row) {
     const absl::Status copied = CopyRowLocked(row, type, data.data() + (row - first_row) * source_bytes);
-    // A row that is refused is missing, even if an earlier call had brought it.
+    // A refused row is missing, even if an earlier call had brought it.
     MarkLocked(row, copied.ok());
     if (!copied.ok()) return copied;
   }
@@ -89,12 +89,14 @@ absl::Status StagedWrite::CopyRowLocked(int64_t row, kernels::DataType type, con
   while (kernels::CountNonFinite(used, checked + column * kernels::SizeOf(used), 1) == 0) ++column;
   float value = 0;
   kernels::Convert(type, from + column * kernels::SizeOf(type), kernels::DataType::kFloat32, &value, 1);
-  const bool overflows = std::isfinite(value) || (std::isinf(value) && type == kernels::DataType::kFloat16);
+  // Clients narrow before they send, so that an infinite value may have been finite.
+  const bool overflows = std::isfinite(value) || (std::isinf(value) && type != kernels::DataType::kFloat32);
+  const absl::string_view larger = used == kernels::DataType::kFloat16 ? "bfloat16 or float32" : "float32";
   return Invalid(
       RejectReason::kNonFinite, "weights",
       absl::StrCat("weights[", row, ", ", column, "] is ", value, "; it must be finite in ",
                    kernels::Name(used),
-                   overflows ? ": give the head a type with a larger range, bfloat16 or float32" : ""));
+                   overflows ? absl::StrCat(": give the head a type with a larger range, ", larger) : ""));
 }
 
 void StagedWrite::MarkLocked(int64_t row, bool is_there) {
