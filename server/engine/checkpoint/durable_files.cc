@@ -67,13 +67,15 @@ bool CannotSyncFolders(int error) {
   return std::ranges::find(kErrors, error) != kErrors.end();
 }
 
-// Calls again what a signal has interrupted; returns 0 or the error.
+// Calls again if a signal has interrupted the call, but not for ever. Returns 0 or the error.
 template <typename Call>
 int ErrorOf(Call call) {
-  while (call() != 0) {
-    if (errno != EINTR) return errno;
+  constexpr int kMostCalls = 100;
+  for (int calls = 0; calls < kMostCalls; ++calls) {
+    if (call() == 0) return 0;
+    if (errno != EINTR) break;
   }
-  return 0;
+  return errno;
 }
 
 absl::StatusOr<FileIdentity> IdentityOf(int file, const std::string& path) {
@@ -115,7 +117,7 @@ absl::StatusOr<DurableFiles> DurableFiles::Open(const std::string& folder, Fault
 }
 
 int DurableFiles::Lock() {
-  // Across hosts a file system locks only files, and only those that are open for writing.
+  // A file system of a network may lock only files, and only for processes that have them open for writing.
   lock_ =
       FileDescriptor(openat(held_.number(), kLockFile, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kFileMode));
   int error = lock_.number() < 0 ? errno : 0;
