@@ -24,7 +24,7 @@ bool IsOutOfSpace(int error_number) {
   return error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
 }
 
-// As DurableFiles has it: fsync of a folder says so where a file system cannot sync folders.
+// Whether fsync's error says that the file system cannot sync folders. DurableFiles has the same table.
 bool CannotSyncFolders(int error_number) {
   constexpr int kNotSupported = 524;  // ENOTSUPP, which some file systems let out of the kernel
   constexpr int kErrors[] = {EINVAL, EBADF, ENOSYS, EOPNOTSUPP, kNotSupported, EISDIR, EACCES, EPERM};
@@ -148,7 +148,7 @@ absl::Status SafetensorsWriter::CreateTemporary() {
 }
 
 void SafetensorsWriter::TakeOver(const struct stat& old) const {
-  // Only root gives files away; whoever is in the group keeps it for others.
+  // A process without CAP_CHOWN cannot set the owner. It can set a group that it belongs to.
   if (fchown(fd_, old.st_uid, old.st_gid) != 0) (void)!fchown(fd_, static_cast<uid_t>(-1), old.st_gid);
   (void)!fchmod(fd_, old.st_mode & 07777);  // after fchown, which takes bits away
 }

@@ -217,7 +217,7 @@ absl::Status CheckReachable(const Options& options) {
                               "have asked another replica come here"));
 }
 
-// Where no flag says it.
+// The value for --staging_bytes=0.
 absl::StatusOr<int64_t> StagingBytesFor(const engine::EngineOptions& engine) {
   const int64_t available = std::max<int64_t>(0, engine::AvailableMemory() - engine.parking_bytes);
   const int64_t bytes = engine::DefaultStagingBytes(available);

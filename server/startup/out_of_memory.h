@@ -17,7 +17,7 @@ constexpr int kOutOfMemory = 3;
 // any other: what was in a checkpoint is safe, and the rest is sent again. Once, before other threads start.
 void ExitWhenOutOfMemory();
 
-// The ends of every handler: they write the line that says what there was none of, and end the process.
+// Every handler ends here: these functions log the shortage and its remedy, and end the process.
 [[noreturn]] void EndOutOfMemory();
 [[noreturn]] void EndOutOfThreads();
 

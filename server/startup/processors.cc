@@ -16,7 +16,7 @@
 namespace lossd {
 namespace {
 
-// Those of the affinity mask; 0 if that is not known.
+// Processors of the affinity mask; 0 if the mask is not known.
 int64_t MaskedProcessors() {
   cpu_set_t processors;
   if (sched_getaffinity(0, sizeof(processors), &processors) != 0) return 0;

@@ -356,8 +356,8 @@ class Session:
                 staging.close()
 
     def __del__(self, _process_ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        # The session lives on at the server until its lease ends, and what it added has to be named all the same. When
-        # the interpreter ends, modules that this needs are empty, and nobody is left to name it.
+        # The server keeps an unclosed session until its lease ends, and a flush has to name its marks. When the
+        # interpreter ends, no flush follows, and modules that this method needs are empty.
         if _process_ends():
             return
         contributor, handle = getattr(self, "_contributor", None), getattr(self, "_handle", None)

@@ -34,7 +34,7 @@ std::optional<Message> FindDetail(const absl::Status& status) {
   return found;
 }
 
-// What gRPC's HTTP/2 transport says of an answer of another server, with the code of HTTP behind it.
+// gRPC's HTTP/2 transport begins its message so, and ends it with the code of HTTP, if a proxy answered.
 constexpr char kHttpAnswer[] = "Received http2 header with status: ";
 constexpr char kHttpStatusUrl[] = "type.lossd/HttpStatus";
 

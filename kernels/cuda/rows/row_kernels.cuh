@@ -82,7 +82,7 @@ __device__ inline float ClassWeight(const TileRows& tile, int64_t entry) {
 __device__ inline double WeightedLogit(float weight, float logit) {
   return weight == 0 ? 0.0 : static_cast<double>(weight) * logit;
 }
-// The same of costs, which are infinite where a label's logit is.
+// weight · cost, and 0 for a weight of 0: a cost is infinite where the label's logit is.
 __device__ inline double Weighted(double weight, double cost) { return weight == 0 ? 0.0 : weight * cost; }
 
 // Σ C s, or -infinity where that is below fp32's range: as in plain arithmetic.

@@ -52,7 +52,7 @@ class CheckpointStore {
   static absl::StatusOr<std::unique_ptr<CheckpointStore>> Open(const std::string& folder,
                                                                DurableFiles::Fault fault = nullptr);
 
-  // As DurableFiles::warnings.
+  // DurableFiles::warnings of the folder.
   const std::vector<std::string>& warnings() const { return files_.warnings(); }
 
   // The tag, which may be taken, gets its checkpoint with Commit.

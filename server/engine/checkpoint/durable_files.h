@@ -55,7 +55,7 @@ class DurableFiles {
   // Makes the folder, mode 0700, if it is not there, and locks it until this object is destroyed.
   // FAILED_PRECONDITION if it cannot be made, written to or synced, or another process has it.
   static absl::StatusOr<DurableFiles> Open(const std::string& folder, Fault fault = nullptr);
-  // What the file system of the folder lacks: locks, or the syncing of folders. For the log, one line each.
+  // One line for the log for locks, and one for the syncing of folders, if the file system lacks them.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
   // A folder that is there already is no error.

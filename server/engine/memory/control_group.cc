@@ -36,7 +36,7 @@ constexpr Layout kVersion1 = {"/sys/fs/cgroup/memory",
                               {{{"memory.limit_in_bytes", "memory.usage_in_bytes"},
                                 {"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"}}},
                               {"total_inactive_file", "total_active_file", ""}};
-// Beyond memory.high, the kernel slows the group down until little of it moves.
+// Above memory.high the kernel slows the group down almost to a standstill.
 constexpr Layout kVersion2 = {"/sys/fs/cgroup",
                               {{{"memory.max", "memory.current"}, {"memory.high", "memory.current"}}},
                               {"inactive_file", "active_file", "slab_reclaimable"}};

@@ -60,7 +60,7 @@ std::string Dump(const nlohmann::json& value) {
   return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// What a line says behind its time and level.
+// A line without its time and level.
 std::string Text(const std::string& event, const std::vector<LogField>& fields) {
   std::string line;
   const int rank = log_rank;
