@@ -37,8 +37,8 @@ int64_t TotalBytes(const MemoryPlan& plan);
 // One item for each purpose and place, in the order in which they first occur.
 MemoryPlan Merged(const MemoryPlan& plan);
 
-// The remedies for heads that need more than the limit. `bound`: the control group that the limit was taken from,
-// as MemoryBound() names it; may be empty.
+// The remedies for heads that need more than the limit. `bound`: the control group that the limit was taken
+// from, as MemoryBound() names it; may be empty.
 std::string HeadMemoryAdvice(absl::string_view bound = "");
 
 class MemoryReservation;

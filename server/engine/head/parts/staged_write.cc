@@ -90,7 +90,8 @@ absl::Status StagedWrite::CopyRowLocked(int64_t row, kernels::DataType type, con
   float value = 0;
   kernels::Convert(type, from + column * kernels::SizeOf(type), kernels::DataType::kFloat32, &value, 1);
   // Clients narrow before they send, so that an infinite value may have been finite.
-  const bool overflows = std::isfinite(value) || (std::isinf(value) && type != kernels::DataType::kFloat32);
+  const bool overflows = used != kernels::DataType::kFloat32 &&
+                         (std::isfinite(value) || (std::isinf(value) && type != kernels::DataType::kFloat32));
   const absl::string_view larger = used == kernels::DataType::kFloat16 ? "bfloat16 or float32" : "float32";
   return Invalid(
       RejectReason::kNonFinite, "weights",

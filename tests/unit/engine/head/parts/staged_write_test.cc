@@ -215,10 +215,13 @@ TEST(StagedWrite, WeightsThatAreNotFiniteInTheTypeOfTheHeadAreRefused) {
   const Case cases[] = {
       {DataType::kFloat32, DataType::kFloat32, floats(1, NAN), "weights[2, 1] is nan"},
       {DataType::kFloat32, DataType::kFloat32, floats(-HUGE_VALF, 1), "weights[2, 0] is -inf"},
-      {DataType::kFloat32, DataType::kBFloat16, halves(0x3f80, 0x7f80), "weights[2, 1] is inf; it must be finite in bfloat16: give the head a type with a larger range, float32"},
+      {DataType::kFloat32, DataType::kBFloat16, halves(0x3f80, 0x7f80), "weights[2, 1] is inf"},
       {DataType::kBFloat16, DataType::kFloat16, halves(0x7e00, 0), "weights[2, 0] is nan"},
       {DataType::kBFloat16, DataType::kFloat32, floats(1, std::numeric_limits<float>::max()),
        "weights[2, 1] is 3.40282e+38; it must be finite in bfloat16"},
+      {DataType::kBFloat16, DataType::kBFloat16, halves(0x3f80, 0x7f80),
+       "weights[2, 1] is inf; it must be finite in bfloat16: give the head a type with a larger range, "
+       "float32"},
       {DataType::kFloat16, DataType::kFloat32, floats(65520, 1),
        "weights[2, 0] is 65520; it must be finite in float16: give the head"},
       {DataType::kFloat16, DataType::kFloat16, halves(0x3c00, 0xfc00),
