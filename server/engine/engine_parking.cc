@@ -96,6 +96,7 @@ absl::Status Engine::BringBack(const std::string& name) {
     ParkedEntry& entry = parked_.at(name);
     waiting.swap(entry.waiting);
     if (head.ok()) {
+      ++counters_.heads_brought_back;  // before anybody can find the head
       heads_.emplace(name, *head);
       if (entry.coming_back) awaited_[name] = MonotonicNow() + kAwaited;
       parked_.erase(name);
@@ -105,7 +106,6 @@ absl::Status Engine::BringBack(const std::string& name) {
       entry.coming_back = false;
     }
   }
-  if (head.ok()) ++counters_.heads_brought_back;
   ResumeAside(std::move(waiting));
   return head.status();
 }
