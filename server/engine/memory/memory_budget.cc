@@ -37,7 +37,7 @@ std::string HeadMemoryAdvice(absl::string_view bound) {
   return absl::StrCat("delete a head, park one that is not in use, ",
                       bound.empty() ? "raise --memory_limit_bytes"
                                     : absl::StrCat("raise the limit of the ", bound, " and restart lossd"),
-                      ", or create a smaller head");
+                      ", create a smaller head, or lower --workspace_bytes");
 }
 
 MemoryPlan Merged(const MemoryPlan& plan) {

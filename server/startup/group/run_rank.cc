@@ -13,6 +13,7 @@
 #include "server/engine/device/device_factory.h"
 #include "server/engine/device/sharded/sharded_device.h"
 #include "server/engine/device/sharded/sharded_rank.h"
+#include "server/engine/memory/process_memory.h"
 #include "server/rpc/group/group_member.h"
 #include "server/rpc/group/group_timing.h"
 #include "server/startup/group/connecting_watch.h"
@@ -88,8 +89,10 @@ int RunRank(const GroupOptions& group, const engine::DeviceOptions& device, int6
   absl::StatusOr<engine::ChosenDevice> chosen = engine::CreateDevice(device);
   if (!chosen.ok()) return Fail(chosen.status());
   if (!chosen->device->SpreadsHeads()) return Fail(chosen->device->NoShards());
+  std::string memory_bound;
   if (memory_limit_bytes == 0) {
     memory_limit_bytes = engine::AvailableMemoryOf(*chosen->device, group.host_ranks);
+    if (chosen->device->IsHost()) memory_bound = engine::MemoryBound();
   }
   const std::string description = chosen->device->description();
   absl::StatusOr<std::unique_ptr<rpc::GroupMember>> joined =
@@ -100,8 +103,8 @@ int RunRank(const GroupOptions& group, const engine::DeviceOptions& device, int6
   const absl::StatusOr<RankConnections> connections = Connect(group, *chosen->device, *member);
   if (!connections.ok() && member->ended()) return 0;  // told to end while the ranks were being connected
   if (!connections.ok()) return Fail(connections.status());
-  const absl::StatusOr<std::unique_ptr<engine::ShardedRank>> rank =
-      engine::ShardedRank::Create(std::move(chosen->device), connections->place(), memory_limit_bytes);
+  const absl::StatusOr<std::unique_ptr<engine::ShardedRank>> rank = engine::ShardedRank::Create(
+      std::move(chosen->device), connections->place(), memory_limit_bytes, memory_bound);
   if (!rank.ok()) return Fail(rank.status());
   Log(LogLevel::kInfo, "ready", {{"device", description}, {"memory_limit_bytes", memory_limit_bytes}});
   if (*front != nullptr) {

@@ -61,18 +61,19 @@ absl::Status Unknown(const char* what, uint64_t number) {
 
 absl::StatusOr<std::unique_ptr<ShardedRank>> ShardedRank::Create(std::unique_ptr<Device> device,
                                                                  const RankPlace& place,
-                                                                 int64_t memory_limit_bytes) {
-  std::unique_ptr<ShardedRank> rank(new ShardedRank(std::move(device), place, memory_limit_bytes));
+                                                                 int64_t memory_limit_bytes,
+                                                                 const std::string& memory_bound) {
+  auto budget = std::make_shared<MemoryBudget>(memory_limit_bytes, 0, HeadMemoryAdvice(memory_bound));
+  std::unique_ptr<ShardedRank> rank(new ShardedRank(std::move(device), place, std::move(budget)));
   auto reserved = rank->budget_->Reserve("", "the device", rank->device_->SharedMemory());
   if (!reserved.ok()) return reserved.status();
   rank->device_reservation_ = *std::move(reserved);
   return rank;
 }
 
-ShardedRank::ShardedRank(std::unique_ptr<Device> device, const RankPlace& place, int64_t memory_limit_bytes)
-    : device_(std::move(device)),
-      place_(place),
-      budget_(std::make_shared<MemoryBudget>(memory_limit_bytes)) {}
+ShardedRank::ShardedRank(std::unique_ptr<Device> device, const RankPlace& place,
+                         std::shared_ptr<MemoryBudget> budget)
+    : device_(std::move(device)), place_(place), budget_(std::move(budget)) {}
 
 absl::Status ShardedRank::Execute(GroupCommand command) {
   const RankWatch::Executing executing(place_.watch, NameOf(command));

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,10 +28,11 @@ namespace lossd::engine {
 class ShardedRank : public RankExecutor {
  public:
   // `place`'s communicators outlive it. `memory_limit_bytes`: what heads and the device's own buffers may
-  // take here; RESOURCE_EXHAUSTED if the latter do not fit.
+  // take here; RESOURCE_EXHAUSTED if the latter do not fit. `memory_bound`: as in EngineOptions.
   static absl::StatusOr<std::unique_ptr<ShardedRank>> Create(std::unique_ptr<Device> device,
                                                              const RankPlace& place,
-                                                             int64_t memory_limit_bytes);
+                                                             int64_t memory_limit_bytes,
+                                                             const std::string& memory_bound = "");
 
   absl::Status Execute(GroupCommand command) override;
   absl::StatusOr<BatchProgress> Poll() override;
@@ -64,7 +66,7 @@ class ShardedRank : public RankExecutor {
     std::vector<HeldChunk> held;  // as many, or none
   };
 
-  ShardedRank(std::unique_ptr<Device> device, const RankPlace& place, int64_t memory_limit_bytes);
+  ShardedRank(std::unique_ptr<Device> device, const RankPlace& place, std::shared_ptr<MemoryBudget> budget);
 
   absl::Status Do(const CreateHeadCommand& command);
   absl::Status Do(const DeleteHeadCommand& command);

@@ -16,6 +16,7 @@
 namespace lossd::engine::sharded_rank_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
@@ -26,6 +27,14 @@ std::unique_ptr<ShardedRank> Rank() {
 }
 
 const HeadConfig kConfig{"h", 100, 4, kernels::DataType::kFloat32};
+
+TEST(ShardedRank, TooLittleMemoryIsSaidWithTheControlGroupThatBoundsIt) {
+  const absl::StatusOr<std::unique_ptr<ShardedRank>> rank = ShardedRank::Create(
+      *CreateCpuDevice(int64_t{2} << 20), {.rank = 1, .ranks = 2}, int64_t{1} << 20, "control group /a");
+  EXPECT_EQ(rank.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(rank.status().message()),
+              AllOf(HasSubstr("raise the limit of the control group /a"), HasSubstr("--workspace_bytes")));
+}
 
 TEST(ShardedRank, KnowsOnlyWhatItWasToldToCreate) {
   const std::unique_ptr<ShardedRank> rank = Rank();
