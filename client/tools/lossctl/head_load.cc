@@ -95,13 +95,13 @@ absl::StatusOr<std::optional<SafetensorsView>> FindBias(SafetensorsModel& model,
 }
 
 absl::Status NoBiasTensor(SafetensorsModel& model, const LoadOptions& options, int64_t vocab) {
-  std::string advice = OtherTensorAdvice(model, "--bias-name", {vocab});
-  if (advice.empty())
-    advice = absl::StrCat("no tensor of it has shape [", vocab, "], as --bias-name wants it");
+  const std::string other = OtherTensorAdvice(model, "--bias-name", {vocab});
   return WithAdvice(
       absl::NotFoundError(absl::StrCat("head '", options.name, "' has a bias, and '", options.path,
                                        "' no tensor '", BiasTensor(options), "'")),
-      advice);
+      other.empty() ? absl::StrCat("write its bias, [", vocab,
+                                   "], to the file (--bias-name names it), or create a head without a bias")
+                    : other);
 }
 
 absl::StatusOr<Head> FindOrCreateHead(Client& client, SafetensorsModel& model, const LoadOptions& options,
