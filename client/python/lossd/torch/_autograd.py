@@ -13,6 +13,7 @@ from torch import Tensor
 from lossd.torch._call import LossCall
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import Coefficients, Tokens, Values, gradient_pass, minus
+from lossd.torch._proxy import GradientMark
 from lossd.torch._window import window_of
 
 _MOST_OUTWEIGHED = 4.0  # times the wanted gradient may be what was declared, for one pass to correct it
@@ -69,7 +70,7 @@ class RemoteLoss(torch.autograd.Function):
         dx, finite = left.gradient(lambda: ctx.saved_tensors, *upstream[:4])
         marker = None
         if ctx.needs_input_grad[1]:
-            marker = left.marker(finite, left.call.head.proxy.device)
+            marker = left.marker(finite)
         return dx, marker, None, None, None
 
 
@@ -99,10 +100,11 @@ class Left:
             return Coefficients(0.0, 0.0)
         return Coefficients(self.declared / self.values.count, self.declared / self.values.z_count)
 
-    def marker(self, finite: bool, device: torch.device) -> Tensor:
+    def marker(self, finite: bool) -> Tensor:
         """The gradient of the head's parameter: 0, or NaN if the loss or what came back to it is not `finite`."""
         finite = finite and math.isfinite(self.values.loss_sum)
-        return torch.full((1, 1), 0.0 if finite else math.nan, dtype=torch.float32, device=device)
+        head = self.call.head
+        return GradientMark.of(0.0 if finite else math.nan, head.name, head.proxy.device)
 
     def gradient(
         self,

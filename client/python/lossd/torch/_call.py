@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lossd._batch import Distillation, TargetLists
 from lossd.torch._dtypes import dtype_of
+from lossd.torch._moved import require_own_value
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import Tokens, Values, class_weights_count, forward_pass
 from lossd.torch._tokens import class_weight_sum
@@ -68,8 +69,10 @@ class LossCall:
         again: bool = False,
     ) -> Values:
         """`again`: whether the same tokens probably come back for their gradients."""
-        if again and not self.frozen:
-            window_of(self.head).require_no_join()
+        if not self.frozen:
+            require_own_value(self.head.proxy)
+            if again:
+                window_of(self.head).require_no_join()
         tokens = self.tokens(hidden, labels, weights)
         hold = next(_holds) if again and declared is None and self._holds() else 0
         return forward_pass(

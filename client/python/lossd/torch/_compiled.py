@@ -246,7 +246,7 @@ def _backward(
     result, finite = left.gradient(lambda: saved, d_loss, d_lse, d_z_loss, d_entropy)
     return (
         hidden.new_empty((0,)) if result is None else result.clone() if result is dx else result,
-        _nothing(hidden) if proxy is None else left.marker(finite, proxy.device),
+        _nothing(hidden) if proxy is None else left.marker(finite).as_subclass(Tensor),
     )
 
 

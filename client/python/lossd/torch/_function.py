@@ -395,6 +395,11 @@ def _is_head(head: Any) -> bool:
 
 def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, head: Any) -> None:
     if not _is_head(head):
+        if hasattr(head, "traced"):
+            raise TypeError(
+                f"the parameter of head {head.traced.name!r} was replaced, as by torch.func.functional_call: leave it "
+                "out of the parameters given, since it stands for weights at a server"
+            )
         raise TypeError(f"head is a {type(head).__name__}; want a lossd.torch.RemoteHead: RemoteHead(head) makes one")
     for name, value in (("input", input), ("target", target)):
         if not isinstance(value, Tensor):

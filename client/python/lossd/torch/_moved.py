@@ -5,11 +5,14 @@ The `.grad` of a head's parameter is the norm of a gradient at the server, so th
 
 from __future__ import annotations
 
+import gc
 import warnings
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 if TYPE_CHECKING:
     from lossd.torch._proxy import GradientProxy
@@ -30,40 +33,82 @@ class MovedGradientError(RuntimeError):
     """A wrapper takes a head's gradient, or its parameter, elsewhere, and would never step the head."""
 
 
-def require_own_storage(proxy: GradientProxy) -> None:
-    """MovedGradientError if the parameter became a part of somebody's buffer, or was emptied."""
-    if proxy.shape == (1, 1) and proxy.untyped_storage().nbytes() == proxy.element_size():
-        return
-    raise MovedGradientError(
-        f"the parameter of head '{proxy.head.name}' was moved into a buffer of other parameters, or emptied "
-        f"(DeepSpeed's ZeRO and bf16 or fp16 optimizers, FSDP1, parameters_as_bucket_view=True): steps of that buffer "
-        f"would never reach the head, whose weights are at a server. {KEEP_OUT}"
-    )
+class Taken:
+    """How the gradient of a head's parameter was taken from there since its window began, and where its copies are."""
+
+    def __init__(self, how: str = "", copies: Iterable[torch.Tensor] = ()) -> None:
+        self.how = how
+        """"" if it was not taken."""
+        self.dropped = False
+        """Whether `.grad` was set to None afterwards, and not by zero_grad()."""
+        self._storages = [StorageWeakRef(one.untyped_storage()) for one in copies]
+
+    def copied(self, how: str, copies: Iterable[torch.Tensor]) -> Taken:
+        self.how = how
+        self._storages += [StorageWeakRef(one.untyped_storage()) for one in copies]
+        return self
+
+    def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the gradient of a parameter of `optimizer` is one of the copies, or a part of one."""
+        held = (one.grad for group in optimizer.param_groups for one in group["params"] if id(one) not in proxies)
+        grads = [grad for grad in held if grad is not None]
+        if self.dropped:
+            return bool(grads)
+        own = [StorageWeakRef(grad.untyped_storage()) for grad in grads if has_storage(grad)]
+        return any(one == copy for one in own for copy in self._storages)
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Not a wrapper, such as a DTensor, nor a tensor of another layout."""
+    return tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def require_own_value(proxy: GradientProxy) -> None:
+    """MovedGradientError if the parameter became a part of somebody's buffer, was emptied, or is no longer 0."""
+    name = proxy.head.name
+    if proxy.shape != (1, 1) or proxy.untyped_storage().nbytes() != proxy.element_size():
+        raise MovedGradientError(
+            f"the parameter of head '{name}' was moved into a buffer of other parameters, or emptied (DeepSpeed's ZeRO "
+            "and bf16 or fp16 optimizers, FSDP1, parameters_as_bucket_view=True): steps of that buffer would never "
+            f"reach the head, whose weights are at a server. {KEEP_OUT}"
+        )
+    if bool(proxy.detach().any()):
+        with torch.no_grad():
+            proxy.zero_()
+        raise MovedGradientError(
+            f"the parameter of head '{name}' was changed in place (initialised, perturbed as SAM does, or stepped by a "
+            "rule of the trainer's own, as fused backward updates do): its weights are at a server, and have not "
+            "changed. Leave the parameter out there. An optimizer of torch.optim, or head.step(lr), steps the head, "
+            "and head.write_weights() writes its weights"
+        )
 
 
 def refuse_moved(optimizer: torch.optim.Optimizer) -> None:
     """To be called before `optimizer` steps. MovedGradientError if it is about to step a copy of a head's gradient, and
     no optimizer has stepped that head before; a warning, once, if one has."""
-    alive = list(proxies.values())
-    if not alive:
+    if not _moved_to(optimizer):
         return
-    own = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    elsewhere = [proxy for proxy in alive if id(proxy) not in own and not proxy.head.frozen]
-    if elsewhere:
-        _notice_masters(optimizer)
-    for proxy in elsewhere:
-        taken = proxy.taken
-        if not taken or proxy.held:
-            continue
+    gc.collect()  # heads that nobody has any more
+    for proxy in _moved_to(optimizer):
         said = (
             f"{type(optimizer).__name__} steps while the gradient of head '{proxy.head.name}' was taken from its "
-            f"parameter ({taken}): .grad is only the norm of a gradient at the server, and this step would not reach "
-            f"the head. {KEEP_OUT}"
+            f"parameter ({proxy.taken.how}): .grad is only the norm of a gradient at the server, and this step would "
+            f"not reach the head. {KEEP_OUT}"
         )
-        proxy.taken = ""  # another model of the process, after this error, goes on
+        proxy.taken = Taken()  # another model of the process, after this error, goes on
         if proxy.window.windows_stepped == 0:
             raise MovedGradientError(said)
         warnings.warn(said, stacklevel=5)
+
+
+def _moved_to(optimizer: torch.optim.Optimizer) -> list[GradientProxy]:
+    """The parameters of heads whose gradients `optimizer` is about to step elsewhere."""
+    alive = list(proxies.values())
+    own = {id(one) for group in optimizer.param_groups for one in group["params"]} if alive else set()
+    elsewhere = [one for one in alive if id(one) not in own and not one.head.frozen and not one.held]
+    if elsewhere:
+        _notice_masters(optimizer)
+    return [one for one in elsewhere if one.taken.how and one.taken.is_stepped_by(optimizer)]
 
 
 def _notice_masters(optimizer: torch.optim.Optimizer) -> None:
@@ -73,4 +118,4 @@ def _notice_masters(optimizer: torch.optim.Optimizer) -> None:
             reference = None if id(one) in proxies else getattr(one.grad, "proxy", None)
             proxy = reference() if reference is not None else None
             if proxy is not None:
-                proxy.taken = "as the .grad of another parameter"
+                proxy.taken.copied("as the .grad of another parameter", [one.grad])

@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lossd.torch._moved import MovedGradientError, proxies
+from lossd.torch._moved import KEEP_OUT, MovedGradientError, Taken, has_storage, proxies
 
 if TYPE_CHECKING:
     from lossd.torch._window import HeadWindow
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 _GRAD: Any = torch._C.TensorBase.grad  # what GradientProxy.grad hides
 _CHANGES = re.compile(r"(?!__).*_|__(i[a-z]+|setitem)__")  # names of functions that change a tensor
 _FACTORS = re.compile(r".*(mul|div|divide|multiply|zero|unscale|copy|requires_grad|detach)_|__(imul|itruediv|idiv)__")
+_DATA: Any = torch._C.TensorBase.data
+_COPIES = {"clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "to", "type"}
+_STATISTICS = {"abs", "pow", "square"}  # what logs make of a gradient, and hooks do not answer
+_NOT_TO_NORM = (
+    "{} cannot be done to a head's gradient, which is at the server, and whose norm .grad is: it can be multiplied in "
+    "place with a factor (clip_grad_norm_), and that is all. For clip_grad_value_, noise and the like keep gradient "
+    "and weight here, with lossd.torch.LocalWeight"
+)
 
 
 class GradientNorm(torch.Tensor):
@@ -39,12 +47,10 @@ class GradientNorm(torch.Tensor):
         cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(function, "__name__", "")
+        if name == "__set__" and getattr(function, "__self__", None) is _DATA and isinstance(args[0], cls):
+            raise RuntimeError(_NOT_TO_NORM.format("setting .data"))
         if _CHANGES.fullmatch(name) and not _FACTORS.fullmatch(name) and _first_has_norm(args):
-            raise RuntimeError(
-                f"{name.strip('_')} cannot be done to a head's gradient, which is at the server, and whose norm .grad "
-                "is: it can be multiplied with a factor (clip_grad_norm_), and that is all. For clip_grad_value_, "
-                "noise and the like keep gradient and weight here, with lossd.torch.LocalWeight"
-            )
+            raise RuntimeError(_NOT_TO_NORM.format(name.strip("_")))
         with torch._C.DisableTorchFunctionSubclass():
             # DTensors, as clip_grad_norm_ may multiply with, take no other subclass beside them.
             plain_args, plain_kwargs = tree_map(_plain, (args, kwargs or {}))
@@ -70,15 +76,52 @@ def _notice_copy(name: str, result: Any, args: Any) -> None:
     if changes and _first_has_norm(args):  # multiplied in place, as clipping does
         return
     copies = (result, args[:1]) if changes else result
-    if any(isinstance(one, torch.Tensor) and one.dim() > 0 and one.is_floating_point() for one in tree_leaves(copies)):
-        for one in tree_leaves(args):
-            proxy = one.proxy() if isinstance(one, GradientNorm) else None
-            if proxy is not None:
-                proxy.taken = f"copied by {name.strip('_')}"
+    found = [one for one in tree_leaves(copies) if isinstance(one, torch.Tensor) and one.dim() > 0]
+    found = [one for one in found if one.is_floating_point() and has_storage(one)]
+    for one in tree_leaves(args) if found else ():
+        proxy = one.proxy() if isinstance(one, GradientNorm) else None
+        if proxy is not None:
+            proxy.taken.copied(f"copied by {name.strip('_')}", found)
 
 
 # clip_grad_norm_ multiplies a list of gradients at once, as it must if some are DTensors, only if it knows all classes.
 _foreach_utils._foreach_supported_types.append(GradientNorm)  # noqa: SLF001  (there is no public way)
+
+
+class GradientMark(torch.Tensor):
+    """What a backward pass gives to a head's parameter, [1, 1]: 0, or NaN where a gradient is not finite. Hooks of the
+    parameter and torch.autograd.grad get it. It may be looked at; what would scale or step it raises RuntimeError."""
+
+    head_name: str
+
+    @classmethod
+    def of(cls, value: float, head_name: str, device: torch.device) -> GradientMark:
+        made: GradientMark = torch.full((1, 1), value, dtype=torch.float32, device=device).as_subclass(cls)
+        made.head_name = head_name
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        mark = next(one for one in tree_leaves((args, kwargs)) if isinstance(one, cls))
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = lambda one: one.as_subclass(torch.Tensor) if isinstance(one, cls) else one  # noqa: E731
+            plain_args, plain_kwargs = tree_map(plain, (args, kwargs or {}))
+            changes = _CHANGES.fullmatch(name) is not None and name != "requires_grad_"
+            result: Any = None if changes else function(*plain_args, **plain_kwargs)
+            made = isinstance(result, torch.Tensor) and result.shape == (1, 1) and result.is_floating_point()
+            if made and (name in _COPIES or result.data_ptr() == mark.data_ptr()):
+                copy = result.as_subclass(cls)
+                copy.head_name = mark.head_name
+                return copy
+        if not changes and (not made or name in _STATISTICS):
+            return result
+        raise RuntimeError(
+            f"{name.strip('_')} cannot be done to what hooks and torch.autograd.grad get of head '{mark.head_name}': "
+            "the gradient is at the server, where the backward pass has added it. Call loss.backward(), scale the "
+            "loss, or .grad of the head's parameter in place, and step by an optimizer of torch.optim or "
+            "head.step(lr). For other things to be done to a gradient keep it here, with lossd.torch.LocalWeight"
+        )
 
 
 class _UnknownGradient(torch.Tensor):
@@ -140,24 +183,28 @@ class GradientProxy(torch.nn.Parameter):
     head: RemoteHead
     steps: int
     """How many the head has taken, as of the last one by an optimizer of PyTorch."""
-    taken: str
-    """How the gradient was taken from here since its window began; "" if it was not."""
+    taken: Taken
     held: bool
     """Whether an optimizer of this process has the parameter, and steps."""
 
-    def __new__(cls, head: RemoteHead, window: HeadWindow, device: torch.device | None = None) -> GradientProxy:
+    def __new__(cls, head: Any, window: Any = None, device: torch.device | None = None, **_: Any) -> GradientProxy:
+        if isinstance(head, torch.Tensor):  # as accelerate makes parameters, of their class
+            raise MovedGradientError(
+                "a parameter cannot be made in the place of a head's, whose weights are at a server, as offloading "
+                f"and sharding models (accelerate's cpu_offload and dispatch_model) do. {KEEP_OUT}"
+            )
         value = torch.zeros(1, 1, dtype=torch.float32, device=device or "cpu")
         proxy: GradientProxy = torch.Tensor._make_subclass(cls, value, True)
         proxy.head = head
         proxy.window = window
         proxy.steps = 0
-        proxy.taken = ""
+        proxy.taken = Taken()
         proxy.held = False
         proxy.forget()
         proxies[id(proxy)] = proxy
         return proxy
 
-    def __init__(self, head: RemoteHead, window: HeadWindow, device: torch.device | None = None) -> None:
+    def __init__(self, *_: Any) -> None:
         pass  # __new__ has done it, as torch.nn.Parameter's does
 
     def forget(self) -> None:
@@ -226,8 +273,11 @@ class GradientProxy(torch.nn.Parameter):
                 read = self._norm is not None and self.window.dirty
                 moved = read and not _clears_gradients(sys._getframe(1))  # noqa: SLF001  (there is no public way)
                 self.window.drop()
-                self.taken = "read, and .grad set to None" if moved else self.taken
-        elif self.taken and not self.window.dirty:
+                if moved:
+                    self.taken.how = self.taken.how or "read, and .grad set to None"
+                    self.taken.dropped = True
+        elif self.taken.how and not self.window.dirty:
+            self.taken = Taken()
             raise MovedGradientError(
                 f"the gradient of head '{self.head.name}' is at the server, and was dropped there when .grad was set "
                 "to None: leave .grad alone between backward and step, and keep the head's parameter from code that "

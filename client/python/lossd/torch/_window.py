@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lossd.errors import AlreadyExistsError, WindowLostError
-from lossd.torch._moved import require_own_storage
+from lossd.torch._moved import KEEP_OUT, MovedGradientError, Taken, require_own_value
 from lossd.torch._stepping import UnsteppedHeadWarning, optimizer_steps
 from lossd.torch.distributed import (
     active_wrapper,
@@ -79,6 +79,8 @@ class HeadWindow:
         self.source_weight: weakref.ref[torch.Tensor] | None = None
         """The parameter of the Linear that the head was made from."""
         self._steps_seen = 0
+        self._written_at: int | None = None
+        """The parameter's version when it was last known to be as lossd left it; None: before steps, or told."""
         self._warned = False
         self._undeclared = 0
 
@@ -139,9 +141,10 @@ class HeadWindow:
     def before_gradient(self) -> None:
         """To be called before a batch adds to the window: settles what was done to the gradient since the last one, and
         warns if optimizers step and this head is left out (unless another process steps it)."""
-        require_own_storage(self.proxy)
+        require_own_value(self.proxy)
         if not self.dirty:
-            self.proxy.taken = ""
+            self.proxy.taken = Taken()
+            self._notice_written()
         if self.dirty and self.proxy.zeroed:
             if self.group is not None:  # dropping it would be for all ranks, and this is one of them
                 raise RuntimeError(
@@ -159,7 +162,26 @@ class HeadWindow:
         elif optimizer_steps() > self._steps_seen and self.head.info().window_tokens > 0:
             self._warn_of_steps("still waits at the server, and this backward adds to it")
 
+    def _notice_written(self) -> None:
+        """Warns once if somebody has written to the parameter since a step."""
+        if self._written_at in (None, self.proxy._version):
+            return
+        self._written_at = None
+        warnings.warn(
+            f"the parameter of head '{self.head.name}' was written to after a step, as by Lookahead or an average of "
+            "parameters that is copied back: the weights at the server have not changed. To have such weights, keep "
+            "them here with lossd.torch.LocalWeight, or write them with head.write_weights()",
+            stacklevel=3,
+        )
+
     def _warn_of_steps(self, state: str) -> None:
+        taken = self.proxy.taken.how
+        if taken and self.windows_stepped == 0 and not self.proxy.held:
+            self.proxy.taken = Taken()
+            raise MovedGradientError(
+                f"an optimizer has stepped without head '{self.head.name}', whose gradient was taken from its "
+                f"parameter ({taken}) and {state}. {KEEP_OUT}"
+            )
         if self._warned:
             return
         self._warned = True
@@ -191,8 +213,9 @@ class HeadWindow:
         self.windows_ended += 1
         self.windows_gone += not flushed
         if not dropped:
+            self._written_at = self.proxy._version if self.windows_stepped == 0 else self._written_at
             self.windows_stepped += 1
-            self.proxy.taken = ""
+            self.proxy.taken = Taken()
         self._consumed = self.contributions()
         self.landing = None
         self.proxy.forget()

@@ -69,6 +69,11 @@ class RemoteLmHead(ProxyHolder):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._capturing:
+            if "weight" not in self._parameters and self._parameters.get("proxy") is not self.remote.proxy:
+                raise TypeError(
+                    f"the parameter of head {self.remote.name!r} was replaced, as by torch.func.functional_call: leave "
+                    "it out of the parameters given, since it stands for weights at a server"
+                )
             self._hidden = hidden
             return self._stand_in(hidden)
         weight = self._parameters.get("weight", self._parameters.get("proxy"))

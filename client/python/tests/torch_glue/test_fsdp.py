@@ -190,7 +190,7 @@ def test_a_head_is_to_be_kept_from_being_sharded(
     ranks: Ranks, server: lossd.Server, make_remote: Callable[..., RemoteHead]
 ) -> None:
     for message in ranks.run(unignored, server.target, make_remote().name):
-        assert "fully_shard(model, ignored_params=set(head.parameters()))" in message
+        assert "fully_shard(model, ignored_params=set(model.lm_head.parameters()))" in message
 
 
 def groupless(rank: int, group: dist.ProcessGroup, server: str, name: str) -> str:

@@ -31,6 +31,7 @@ class Problem:
             client, torch.nn.Linear(H, V, bias=False), unique_name(), optimizer=lossd.SGD(), dtype=torch.float32
         )
         self.parameters = [*self.trunk.parameters(), *self.head.parameters()]
+        self.logged: list[torch.Tensor] = []
         self.hidden, self.labels = torch.randn(N, H), torch.randint(0, V, (N,))
 
     def backward(self) -> None:
@@ -152,33 +153,164 @@ def test_a_wrapper_that_steps_copies_is_refused_before_it_steps(client: lossd.Cl
         assert torch.equal(one, old)
 
 
+def changed_in_place(problem: Problem) -> None:
+    """As initialisations of all parameters, SAM, LOMO and optimizers that are none of torch.optim do."""
+    with torch.no_grad():
+        for one in problem.parameters:
+            one.data.add_(one.grad, alpha=-0.1)
+    problem.backward()
+
+
+def perturbed_without_gradients(problem: Problem) -> None:
+    with torch.no_grad():
+        for one in problem.parameters:
+            one.add_(torch.randn_like(one))
+        problem.head(problem.hidden, problem.labels)
+
+
+def masters_through_a_chain(problem: Problem) -> None:
+    """Nothing tells whose gradient is stepped until the head's is dropped."""
+    masters = [torch.nn.Parameter(one.detach().clone()) for one in problem.parameters]
+    for master, one in zip(masters, problem.parameters, strict=True):
+        master.grad = one.grad.clone().double().div(2).float()
+    torch.optim.SGD(masters, lr=0.1).step()
+    problem.trunk.zero_grad()
+    problem.head.zero_grad()
+
+
+def stepped_by_autograd_grad(problem: Problem) -> None:
+    loss = problem.head(problem.trunk(problem.hidden), problem.labels)
+    for one, gradient in zip(problem.parameters, torch.autograd.grad(loss, problem.parameters), strict=True):
+        with torch.no_grad():
+            one.sub_(gradient, alpha=0.1)
+
+
+def scaled_by_a_hook(problem: Problem) -> None:
+    problem.head.proxy.register_hook(lambda gradient: gradient * 0.5)
+    problem.backward()
+
+
+def data_of_the_gradient(problem: Problem) -> None:
+    for one in problem.parameters:
+        one.grad.data = one.grad.data * 0.5
+
+
+def functional_call(problem: Problem) -> None:
+    given = {name: one.detach().clone().requires_grad_() for name, one in problem.head.named_parameters()}
+    torch.func.functional_call(problem.head, given, (problem.hidden, problem.labels))
+
+
+def made_anew(problem: Problem) -> None:
+    """As accelerate's cpu_offload does."""
+    for one in problem.parameters:
+        type(one)(torch.empty(one.shape, device="meta"), requires_grad=one.requires_grad)
+
+
+CHANGES = [
+    (changed_in_place, "changed in place"),
+    (perturbed_without_gradients, "changed in place"),
+    (masters_through_a_chain, "dropped unused"),
+    (stepped_by_autograd_grad, "torch.autograd.grad get"),
+    (scaled_by_a_hook, "hooks and"),
+    (data_of_the_gradient, r"setting \.data"),
+    (functional_call, "functional_call"),
+    (made_anew, "cpu_offload"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES)
+def test_what_would_not_reach_the_server_is_refused(client: lossd.Client, change: Any, words: str) -> None:
+    problem = Problem(client)
+    problem.backward()
+    with pytest.raises((RuntimeError, TypeError), match=words):
+        change(problem)
+
+
 def test_fsdp1_is_refused_where_it_takes_the_parameter(client: lossd.Client) -> None:
     head = Problem(client).head
     with pytest.raises(RuntimeError, match=r"ignored_modules=\[model.lm_head\]"):
         del head.proxy
 
 
-def test_what_trainers_do_is_no_wrapper(client: lossd.Client) -> None:
-    """Clipping, logging, skipped steps and a head with an optimizer of its own step as before."""
-    problem = Problem(client)
-    local = torch.optim.SGD(problem.trunk.parameters(), lr=0.1)
-    remote = RemoteOptimizer(problem.head, lr=0.1)
-    for step in range(3):
+def log(problem: Problem) -> None:
+    torch.cat([one.grad.flatten() for one in problem.parameters]).norm()
+    problem.logged = [one.grad.clone() for one in problem.parameters]
+
+
+def clip(problem: Problem) -> None:
+    torch.nn.utils.clip_grad_norm_(problem.parameters, 0.01, foreach=True)
+
+
+def skip(problem: Problem) -> None:
+    """As of gradients that are not finite."""
+    clip(problem)
+    for one in problem.parameters:
+        one.grad = None
+
+
+def by_hooks(problem: Problem) -> None:
+    """What wandb.watch does."""
+
+    def look(gradient: torch.Tensor) -> None:
+        flat = gradient.data.reshape(-1)
+        flat = flat[~torch.isnan(flat)]
+        assert float(flat.min()) == 0.0 == float(gradient.abs().mean()) == float(gradient.norm())
+        torch.histc(gradient.detach().cpu().clone(), 4)
+
+    handle = problem.head.proxy.register_hook(look)
+    problem.backward()
+    handle.remove()
+
+
+def step_in_backward(parameter: torch.nn.Parameter) -> None:
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+    def step(_: torch.Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    parameter.register_post_accumulate_grad_hook(step)
+
+
+@pytest.mark.parametrize("step", ["optimizer", "head.step", "RemoteOptimizer", "in backward"])
+@pytest.mark.parametrize("what", [log, clip, skip, by_hooks])
+def test_what_trainers_do_is_no_wrapper(client: lossd.Client, what: Callable[[Problem], None], step: str) -> None:
+    """From the first step on, whoever steps the head; and other heads of the process do not matter."""
+    other, problem = Problem(client), Problem(client)
+    other.backward()
+    log(other)
+    local = torch.optim.SGD(problem.parameters if step == "optimizer" else problem.trunk.parameters(), lr=0.1)
+    remote = RemoteOptimizer(problem.head, lr=0.1) if step == "RemoteOptimizer" else None
+    if step == "in backward":
+        step_in_backward(problem.head.proxy)
+    steps = 0
+    for index in range(3):
         problem.backward()
-        torch.nn.utils.clip_grad_norm_(problem.parameters, 0.01, foreach=step == 1)
-        if step < 2:
-            logged = [one.grad.clone() for one in problem.head.parameters()]
-            assert float(logged[0]) > 0
-        if step == 2:
-            for one in problem.parameters:
-                one.grad = None
-            problem.head.proxy.held = False  # as if head.step() had made the steps before: a warning
-            with pytest.warns(UserWarning, match="taken from its parameter"):
-                local.step()
-            continue
-        local.step()
-        remote.step()
-    assert problem.head.head.info().optimizer_steps == 2
+        if step != "in backward" and (what is not skip or index != 1):
+            what(problem)
+        if what is not skip or index == 1 or step == "in backward":
+            local.step()
+            if step == "head.step":
+                problem.head.step(0.1)
+            if remote is not None:
+                remote.step()
+            steps += 1
+        for one in problem.parameters:
+            one.grad = None
+    assert problem.head.head.info().optimizer_steps == steps
+
+
+def test_a_head_with_steps_is_told_of_wrappers_by_warnings(client: lossd.Client) -> None:
+    problem = Problem(client)
+    problem.backward()
+    problem.head.step(0.1)
+    problem.backward()
+    with pytest.warns(UserWarning, match="taken from its parameter"):
+        flat_copy(problem)
+    with torch.no_grad():
+        problem.head.proxy.copy_(torch.zeros(1, 1))
+    with pytest.warns(UserWarning, match="Lookahead"):
+        problem.backward()
 
 
 def test_a_declared_gradient_is_the_head_s_own_unless_a_call_says_another(
