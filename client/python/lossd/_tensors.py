@@ -117,8 +117,9 @@ def as_numpy(value: Any, field: str) -> np.ndarray[Any, Any]:
 def _torch_dense(value: Any, field: str, torch: Any) -> Any:
     if value.device.type != "cpu":
         raise ValueError(f"{field} is on {value.device}; want a tensor on the CPU here")
-    if value.layout != torch.strided:
-        raise TypeError(f"{field} has layout {value.layout}; want a dense tensor")
+    if value.layout != torch.strided or value.is_nested:
+        kind = "is a nested tensor" if value.is_nested else f"has layout {value.layout}"
+        raise TypeError(f"{field} {kind}; want a dense tensor")
     return value.detach()
 
 
@@ -126,12 +127,17 @@ def torch_name(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _view_of_torch(tensor: Any) -> View:
-    """Its memory, or that of a dense copy: a negated view (torch's negative bit) has other numbers in memory."""
-    return _memory_of_torch(tensor.resolve_neg().contiguous())
+def _view_of_torch(tensor: Any, field: str) -> View:
+    """Its memory, or that of a dense copy: a negated view (torch's negative bit) has other numbers in memory, and a
+    tensor that is known to be 0 (torch._efficientzerotensor) has none."""
+    dense = tensor.resolve_neg().contiguous()
+    known = dense._is_zerotensor()  # noqa: SLF001  (there is no public way)
+    return _memory_of_torch(dense.clone() if known else dense, field)
 
 
-def _memory_of_torch(tensor: Any) -> View:
+def _memory_of_torch(tensor: Any, field: str) -> View:
+    if tensor.numel() > 0 and (tensor.untyped_storage().device.type == "meta" or tensor.data_ptr() == 0):
+        raise TypeError(f"{field} is a {type(tensor).__name__} without memory of its own; want a plain tensor")
     return View(tensor.data_ptr() or _NOTHING.ctypes.data, torch_name(tensor), tuple(tensor.shape), tensor)
 
 
@@ -151,7 +157,7 @@ def float_view(value: Any, field: str, dtype: object = None) -> View:
     torch = torch_of(value)
     if torch is not None:
         require_float(torch_name(value), field)
-        view = _view_of_torch(_torch_dense(value, field, torch))
+        view = _view_of_torch(_torch_dense(value, field, torch), field)
     else:
         array = np.ascontiguousarray(as_numpy(value, field))
         if not array.dtype.isnative:
@@ -175,7 +181,7 @@ def float32_view(value: Any, field: str, shape: tuple[int, ...]) -> View:
     if torch is not None:
         if value.is_complex():
             raise TypeError(f"{field} has dtype {value.dtype}; want real numbers")
-        view = _view_of_torch(value.detach().to("cpu", torch.float32))
+        view = _view_of_torch(value.detach().to("cpu", torch.float32), field)
     else:
         array = as_numpy(value, field)
         if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
@@ -191,7 +197,10 @@ def label_view(value: Any, field: str = "labels") -> View:
     if torch is not None:
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"{field} has dtype {value.dtype}; want integers (torch.int64)")
-        return _view_of_torch(value.detach().to("cpu", torch.int64))
+        wide = value.detach().to("cpu", torch.int64)
+        if value.dtype == torch.uint64 and bool((wide < 0).any()):
+            raise ValueError(f"{field} has values beyond int64")
+        return _view_of_torch(wide, field)
     array = as_numpy(value, field)
     if array.size == 0 and not isinstance(value, np.ndarray):
         array = array.astype(np.int64)
@@ -220,7 +229,7 @@ def output_view(value: Any, field: str, shape: tuple[int, ...], dtype: str) -> V
             raise ValueError(f"{field} is on {value.device} with layout {value.layout}; want a dense tensor on the CPU")
         if value.is_neg():
             raise ValueError(f"{field} is a negated view (is_neg()); want memory of its own, as {field}.clone() has")
-        dense, view = value.is_contiguous(), _memory_of_torch(value.detach())
+        dense, view = value.is_contiguous(), _memory_of_torch(value.detach(), field)
     elif isinstance(value, np.ndarray):
         if not value.flags.writeable:
             raise ValueError(f"{field} cannot be written to: the array is read-only")

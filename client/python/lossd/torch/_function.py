@@ -407,7 +407,7 @@ def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, 
     if input.dtype not in FLOATS:
         raise TypeError(f"input is {input.dtype}; want one of {', '.join(map(str, FLOATS))}")
     if target.dtype not in INTEGERS:
-        raise TypeError(f"target is {target.dtype}; want integers, such as torch.int64")
+        raise TypeError(f"target is {target.dtype}; want integers, one of {', '.join(map(str, INTEGERS))}")
     _check_dense("input", input)
     if input.dim() < 1 or input.shape[-1] != head.traced.hidden_size:
         raise ValueError(f"input has shape {list(input.shape)}; want [..., {head.traced.hidden_size}], as the head is")
@@ -428,10 +428,9 @@ def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, 
 
 
 def _check_dense(name: str, value: Tensor) -> None:
-    if value.layout is not torch.strided or value.device.type not in ("cpu", "cuda"):
-        raise ValueError(
-            f"{name} is a {value.layout} tensor on {value.device}; want a dense one on a CPU or CUDA device"
-        )
+    if value.layout is not torch.strided or value.is_nested or value.device.type not in ("cpu", "cuda"):
+        layout = "nested" if value.is_nested else value.layout
+        raise ValueError(f"{name} is a {layout} tensor on {value.device}; want a dense one on a CPU or CUDA device")
     if torch.compiler.is_compiling():  # whose tensors are no others
         return
     if is_dtensor(value):

@@ -406,6 +406,8 @@ class RemoteHead(ProxyHolder):
             key = f"shards over version {self.head.info().weight_version}"
             return write_shard(self, weights, bias=bias, write_key=key, group=self.group)
         rows = None if weights is None else weights.detach()
+        if rows is not None and rows.dtype == torch.float64:
+            rows = rows.to(torch.float32)
         values = None if bias is None else bias.detach().to(torch.float32)
         self._weight_version = first_rank_does(lambda: self.head.write_weights(rows, values), self.group)
         return self._weight_version

@@ -1,4 +1,7 @@
-"""Negated views, whose memory has the other sign (torch's negative bit), are read as their clones are."""
+"""Tensors whose memory has not the numbers that they stand for are read as their clones are, or refused.
+
+Negated views have the other sign in memory (torch's negative bit); fake tensors, and those that are known to be 0, have
+no memory at all."""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lossd
 from lossd.torch import RemoteHead, linear_cross_entropy
@@ -107,6 +111,48 @@ def test_negated_views_are_read_as_their_clones(head: lossd.Head, what: str) -> 
     expected = read(head, *(values[name].clone() for name in names))
     found = read(head, *(negated(values[name]) for name in names))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("what", READS)
+def test_tensors_without_memory_are_read_as_zeros_or_refused(head: lossd.Head, what: str) -> None:
+    """Nothing beside the tensors is read, or sent to a server."""
+    read, names = READS[what]
+    dtype = DTYPES[head.dtype] if isinstance(head.dtype, str) else head.dtype
+    shapes = {"hidden": (ROWS, HIDDEN), "weights": (VOCABULARY, HIDDEN), "token": (ROWS,), "class": (VOCABULARY,)}
+    zeros: list[Any] = []
+    known: list[Any] = []
+    for name in names:
+        if name == "labels":
+            zeros.append(torch.arange(ROWS))
+            known.append(torch.arange(ROWS))
+            continue
+        of = torch.float32 if name in ("token", "class") else dtype
+        zeros.append(torch.zeros(shapes[name], dtype=of))
+        known.append(torch._efficientzerotensor(shapes[name], dtype=of))
+    if what != "class weights":  # which must not be 0
+        expected = read(head, *zeros)
+        torch.testing.assert_close(read(head, *known), expected, rtol=0, atol=0)
+    if what == "from_linear":  # a Linear takes no such data
+        return
+    fake = FakeTensorMode(allow_non_fake_inputs=True).from_tensor
+    with pytest.raises((TypeError, ValueError), match="memory|FakeTensor"):
+        read(head, *(fake(one) for one in zeros))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_fake_and_nested_tensors_are_named(head: lossd.Head) -> None:
+    out = FakeTensorMode().from_tensor(torch.zeros(VOCABULARY, HIDDEN))
+    with pytest.raises(TypeError, match="out is a FakeTensor without memory"):
+        head.read_weights(out=out, dtype="float32")
+    nested = torch.nested.nested_tensor([torch.zeros(ROWS, HIDDEN)])
+    with pytest.raises(TypeError, match="hidden is a nested tensor"):
+        head.logits(nested)
+    with pytest.raises(ValueError, match="input is a nested tensor"):
+        linear_cross_entropy(nested, torch.zeros(1, ROWS, dtype=torch.int64), RemoteHead(head))
+    with pytest.raises(ValueError, match="beyond int64"):
+        losses_of(head, torch.zeros(1, HIDDEN), torch.tensor([2**64 - 100], dtype=torch.uint64))
+    RemoteHead(head).write_weights(torch.ones(VOCABULARY, HIDDEN, dtype=torch.float64), torch.zeros(VOCABULARY))
+    assert bool((RemoteHead(head).read_weights()[0] == 1).all())
 
 
 def test_negated_views_are_not_written_to(head: lossd.Head) -> None:
