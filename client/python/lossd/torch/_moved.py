@@ -78,8 +78,8 @@ def require_own_value(proxy: GradientProxy) -> None:
         raise MovedGradientError(
             f"the parameter of head '{name}' was changed in place (initialised, perturbed as SAM does, or stepped by a "
             "rule of the trainer's own, as fused backward updates do): its weights are at a server, and have not "
-            "changed. Leave the parameter out there. An optimizer of torch.optim, or head.step(lr), steps the head, "
-            "and head.write_weights() writes its weights"
+            "changed. Leave the parameter out there: an optimizer of torch.optim, or head.step(lr), steps the head, "
+            "and head.write_weights() writes its weights. Or keep the weights here, with lossd.torch.LocalWeight"
         )
 
 
