@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import lossd
     from lossd.torch import RemoteHead
 
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
 
 def linear_of(model: nn.Module) -> nn.Linear:
     """The model's head. Raises TypeError or ValueError, naming what is missing, if lossd cannot take its place."""
@@ -72,8 +74,8 @@ def scale_and_softcap(config: Any, logit_scale: float | None, softcap: float | N
     (1, 0) for nothing.
 
     Cohere multiplies by `logit_scale`, Falcon-H1 by `lm_head_multiplier`, Granite divides by `logits_scaling`; Gemma
-    caps at `final_logit_softcapping`. The first forward with labels checks that this is all; what others mean by these
-    names (MiniCPM3, HyperCLOVA X) patch() has to be told.
+    caps at `final_logit_softcapping`, RecurrentGemma and xLSTM under other names. The first forward with labels checks
+    that this is all; what others mean by these names (MiniCPM3, HyperCLOVA X) patch() has to be told.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     scale = 1.0
@@ -82,7 +84,8 @@ def scale_and_softcap(config: Any, logit_scale: float | None, softcap: float | N
         scale *= 1.0 if value is None else float(value)
     if getattr(text, "logits_scaling", None) is not None:
         scale /= float(text.logits_scaling)
-    cap = float(getattr(text, "final_logit_softcapping", None) or 0.0)
+    caps = (getattr(text, name, None) for name in _CAPS)
+    cap = float(next((value for value in caps if value), 0.0))
     return scale if logit_scale is None else logit_scale, cap if softcap is None else softcap
 
 

@@ -395,6 +395,15 @@ def test_patch_is_told_the_softcap(client: lossd.Client, name: str) -> None:
     torch.testing.assert_close(model(**batch()).loss, local(**batch()).loss, **EXACT)
 
 
+def test_a_softcap_under_another_name(client: lossd.Client, name: str) -> None:
+    config = models._config("RecurrentGemmaConfig", logits_soft_cap=1.5, num_hidden_layers=3, head_dim=4)
+    config.use_cache = False
+    local = transformers.AutoModelForCausalLM.from_config(config).float().train()
+    model = twin(local)
+    patch(model, client=client, name=name)
+    torch.testing.assert_close(model(**batch()).loss, local(**batch()).loss, **EXACT)
+
+
 def test_auxiliary_losses_under_another_name(client: lossd.Client, name: str) -> None:
     config = models._config("JetMoeConfig", kv_channels=8, num_local_experts=4, output_router_logits=True)
     config.aux_loss_coef = 0.5
