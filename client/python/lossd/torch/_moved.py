@@ -73,6 +73,7 @@ def require_own_value(proxy: GradientProxy) -> None:
             f"reach the head, whose weights are at a server. {KEEP_OUT}"
         )
     if bool(proxy.detach().any()):
+        proxy.taken = Taken()
         with torch.no_grad():
             proxy.zero_()
         raise MovedGradientError(

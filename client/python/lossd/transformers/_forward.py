@@ -45,6 +45,7 @@ def _forward_of(model_class: type[nn.Module]) -> Any:
         require_group(state.remote, tied=state.tied is not None)
         state.last_backward.note_forward()
         if state.tied is not None:
+            state.tied.require_tied(state.lm_head.weight)
             state.tied.refresh()
         kwargs = _by_name(signature, self, args, kwargs)
         fused = kwargs.pop(_trl.KEYWORD, None)
@@ -133,6 +134,8 @@ def _with_loss(model: Any, state: Patch, original: Any, labels: torch.Tensor, kw
     hidden, outputs = _hidden_states(model, state, original, kwargs)
     evaluates = not model.training and not torch.is_grad_enabled()
     loss, predictions = _loss(state, hidden, labels, kwargs, smoothing or 0.0, model.training, evaluates)
+    if state.tied is not None:
+        state.tied.watch(loss)
     # LabelSmoother, whose loss this is then, knows of none.
     if getattr(outputs, "aux_loss", None) is not None and smoothing is None:
         loss = loss + aux_loss_coefficient(model) * outputs.aux_loss.to(loss.device)

@@ -65,6 +65,30 @@ class TiedWeight:
         if changed is not None:
             self._write(changed)
 
+    def require_tied(self, weight: object) -> None:
+        """TypeError unless `weight`, which the model's head has now, is the parameter that is followed here."""
+        if weight is not self._linear.weight:
+            raise TypeError(
+                f"the weight that head {self._remote.name!r} is tied to was replaced (torch.func.functional_call): "
+                "leave it out of the parameters given, since the head at the server follows the model's own"
+            )
+
+    def watch(self, loss: torch.Tensor) -> None:
+        """RuntimeError from a backward pass of `loss` that would answer the weight's gradient without the head's."""
+        wanted = self._hook is not None and self._linear.weight.requires_grad and loss.requires_grad
+        if wanted and not torch.compiler.is_compiling():
+            loss.register_hook(self._require_accumulation)
+
+    def _require_accumulation(self, _: torch.Tensor) -> None:
+        node = torch.autograd.graph.get_gradient_edge(self._linear.weight).node
+        try:
+            torch._C._will_engine_execute_node(node)  # noqa: SLF001  (there is no public way)
+        except RuntimeError as error:  # of torch.autograd.grad, where the weight is among the inputs
+            raise RuntimeError(
+                f"torch.autograd.grad does not get the gradient of head {self._remote.name!r}, which is added to .grad "
+                "of the weight that it is tied to: call loss.backward()"
+            ) from error
+
     def flush(self) -> None:
         """Adds what the server has gathered to the parameter's `.grad`; the next window begins."""
         from lossd.torch import flush_into

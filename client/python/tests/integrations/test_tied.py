@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import peft
 import pytest
@@ -145,3 +146,25 @@ def test_adapters_of_the_embedding_are_merged_into_the_head(client: lossd.Client
         step(adapted, torch.optim.SGD(trained, lr=0.1))
         merged.append(adapted.merge_and_unload())
     assert_same_loss(*merged)
+
+
+def functional_call(model: torch.nn.Module) -> None:
+    given = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
+    torch.func.functional_call(model, given, (), batch())
+
+
+def gradients_of_autograd(model: torch.nn.Module) -> None:
+    torch.autograd.grad(model(**batch()).loss, list(model.parameters()))
+
+
+@pytest.mark.parametrize("use", [functional_call, gradients_of_autograd])
+def test_gradients_that_would_lack_the_head_s_are_refused(client: lossd.Client, name: str, use: Any) -> None:
+    model, local, _ = pair(client, name)
+    use(local)
+    with pytest.raises((RuntimeError, TypeError), match="tied to"):
+        use(model)
+    model.zero_grad()
+    local.zero_grad()
+    for each in (model, local):
+        step(each, torch.optim.SGD(each.parameters(), lr=0.5))
+    assert_same_gradient(model, local)
