@@ -270,8 +270,9 @@ absl::StatusOr<std::vector<std::string>> SafetensorsModel::FindByShape(const std
     const auto file = Shard(path);
     if (!file.ok()) return file.status();
     for (const SafetensorsEntry& entry : (*file)->entries()) {
-      if (std::ranges::equal(entry.shape, shape, fits) && ToType(entry.dtype).has_value())
+      if (std::ranges::equal(entry.shape, shape, fits) && ToType(entry.dtype).has_value()) {
         names.push_back(entry.name);
+      }
     }
   }
   return names;

@@ -46,8 +46,9 @@ std::string OtherTensorAdvice(SafetensorsModel& model, absl::string_view option,
                               const std::vector<int64_t>& shape) {
   const auto fitting = model.FindByShape(shape);
   if (!fitting.ok() || fitting->empty()) return "";
-  if (fitting->size() == 1)
+  if (fitting->size() == 1) {
     return absl::StrCat("does '", fitting->front(), "' hold it? then: ", option, " ", fitting->front());
+  }
   return absl::StrCat("name one of its tensors with ", option);
 }
 

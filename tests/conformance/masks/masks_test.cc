@@ -150,8 +150,8 @@ TEST_P(Masks, OfEitherHeadAreInDivergences) {
     for (const Masked& masked :
          {Masked{"both", true, true}, Masked{"student", true, false}, Masked{"teacher", false, true}}) {
       for (const Divergence divergence : kDivergences) {
-        if (!masked.student && divergence == Divergence::kReverseKl)
-          continue;  // infinite, without a gradient
+        // Infinite, without a gradient.
+        if (!masked.student && divergence == Divergence::kReverseKl) continue;
         SCOPED_TRACE(std::string(mask.name) + ", " + masked.name + ", divergence " +
                      std::to_string(static_cast<int>(divergence)));
         Problem problem = SoftProblem({kTokens, kVocab, kHidden}, type(), divergence);

@@ -219,7 +219,7 @@ TEST_F(LoadWeightsTest, WithoutANameTheOnlyTensorOfTheShapeIsTaken) {
   WriteFile("two", {Floats("a", {kVocab, kHidden}, weights), Floats("b", {kVocab, kHidden}, weights)});
   const Answer two = Load("head", "two");
   EXPECT_EQ(two.status.error_code(), grpc::StatusCode::NOT_FOUND);
-  EXPECT_THAT(two.status.error_message(), ::testing::HasSubstr("a, b"));
+  EXPECT_THAT(two.status.error_message(), HasSubstr("a, b"));
   EXPECT_EQ(Load("head", "two", "b").response.weight_version(), 2U);
 }
 
@@ -273,7 +273,7 @@ TEST_F(LoadWeightsTest, WhatCannotBeLoadedIsRefusedAndTheWeightsStay) {
     SCOPED_TRACE(wrong.path.substr(0, 50) + " " + wrong.tensor.substr(0, 50));
     const Answer answer = Load(wrong.head, wrong.path, wrong.tensor);
     EXPECT_EQ(answer.status.error_code(), wrong.code) << answer.status.error_message();
-    EXPECT_THAT(answer.status.error_message(), ::testing::HasSubstr(wrong.message));
+    EXPECT_THAT(answer.status.error_message(), HasSubstr(wrong.message));
   }
   Create("biased", kVocab, kHidden, v1::DATA_TYPE_FLOAT32, /*bias=*/true);
   EXPECT_EQ(Load("biased", "good").status.error_code(), StatusCode::NOT_FOUND);
@@ -303,7 +303,7 @@ TEST_F(LoadWeightsTest, AWeightThatTheHeadCannotHoldIsRefused) {
   Create("head", kVocab, kHidden, v1::DATA_TYPE_FLOAT16);
   const auto loaded = Load("head", "m");
   EXPECT_EQ(loaded.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(loaded.status.error_message(), ::testing::HasSubstr("weights[60, 3] is 70000"));
+  EXPECT_THAT(loaded.status.error_message(), HasSubstr("weights[60, 3] is 70000"));
   EXPECT_TRUE(BeginWrite("head", "free").ok());
 }
 
@@ -312,7 +312,7 @@ TEST_F(LoadWeightsTest, AServerWithoutAFolderLoadsNothing) {
   Create("head");
   const Answer answer = Load("head", "m");
   EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_THAT(answer.status.error_message(), ::testing::HasSubstr("--weights_dir"));
+  EXPECT_THAT(answer.status.error_message(), HasSubstr("--weights_dir"));
 }
 
 TEST_F(LoadWeightsTest, AWriteThatNobodyFinishedIsDroppedAndItsWriterToldSo) {
@@ -430,7 +430,7 @@ TEST_F(LoadUnderWay, ADeletedHeadEndsIt) {
     return false;
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
-  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("was deleted"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("was deleted"));
 }
 
 TEST_F(LoadUnderWay, ARestoreUndoesIt) {
@@ -456,8 +456,7 @@ TEST_F(LoadUnderWay, ARestoreUndoesIt) {
     return false;
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
-  EXPECT_THAT(std::string(status.message()),
-              ::testing::HasSubstr("restored from a checkpoint since it began"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("restored from a checkpoint since it began"));
   EXPECT_EQ(Read("head"), before);
   EXPECT_TRUE(BeginWrite("head", "free").ok()) << "it is still in the way";
   server_.reset();  // before its folder goes

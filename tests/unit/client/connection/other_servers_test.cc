@@ -70,8 +70,9 @@ class OtherServer {
       Receive(peer, static_cast<size_t>(bytes[0]) << 16 | static_cast<size_t>(bytes[1]) << 8 | bytes[2]);
       const bool is_headers = header[3] == 1;
       // HEADERS with END_STREAM and END_HEADERS: ":status" is entry 8 of HPACK's table.
-      if (is_headers)
+      if (is_headers) {
         Send(peer, std::string("\0\0\x05\x01\x05", 5) + header.substr(5) + "\x08\x03" + answer_);
+      }
     }
   }
 

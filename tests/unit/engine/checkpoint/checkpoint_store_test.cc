@@ -84,7 +84,7 @@ TEST_F(CheckpointStoreTest, FileSystemsWithoutLocksOrSyncedFoldersAreUsedWithAWa
       for (const char* folder : {"made", "there already"}) {
         SCOPED_TRACE(folder);
         const auto fails = [&](absl::string_view step, const std::string& of) {
-          const bool is_folder = fs::is_directory(of.empty() ? path : path + "/" + of);
+          const bool is_folder = fs::is_directory(of.empty() ? path : absl::StrCat(path, "/", of));
           return step == one.step && (step == "lock" || is_folder) ? error : 0;
         };
         const auto opened = CheckpointStore::Open(path, fails);
