@@ -87,6 +87,7 @@ void NodeFront::HandleEnd() {
   if (member_ == nullptr) {
     if (Clock::now() - *told_to_end_ < kPatienceWithJoining) return;
     Log(LogLevel::kInfo, "stopped before it joined the group");
+    telemetry::FlushLog();
     _exit(0);  // what tries to join waits for a leader, and nothing is to be saved
   }
   if (drain_requested_) return;

@@ -73,6 +73,7 @@ int EndOf(const absl::Status& ended) {
   if (absl::IsUnavailable(ended)) EndRank(kRankLost, std::string(ended.message()));
   if (ended.ok()) return 0;
   Log(LogLevel::kError, "the device failed", {{"reason", std::string(ended.message())}});
+  telemetry::FlushLog();
   _exit(kDeviceFailed);  // others may wait for this rank, and it for them
 }
 

@@ -350,6 +350,7 @@ void Supervisor::HandleEnd(Epoch& epoch, int number) {
   }
   if (Clock::now() - *signalled_ < kSameSignal) return;
   Log(LogLevel::kWarning, "told to end at once", {{"signal", number}, {"killed", epoch.Kill().ranks}});
+  telemetry::FlushLog();
   sigset_t unblocked;
   sigemptyset(&unblocked);
   sigaddset(&unblocked, number);

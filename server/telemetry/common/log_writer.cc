@@ -75,9 +75,9 @@ void LogWriter::Write(std::string_view line) {
     if (dropped_waiting_ > 0 || waiting_.size() + line.size() > kMostBytes) {
       ++dropped_waiting_;
       ++dropped_;
-      return;
+    } else {
+      waiting_ += line;
     }
-    waiting_ += line;
     all_written_ = false;
   }
   changed_.notify_one();
@@ -110,7 +110,8 @@ void WriteLastLine(int file, std::string_view line) {
   constexpr int kPatience = 1000;  // milliseconds
   if (!AwaitRoom(file, kPatience)) return;
   [[maybe_unused]] const ssize_t written =
-      write(file, line.data(), std::min<size_t>(line.size(), PIPE_BUF));  // so much does not block then
+      write(file, line.data(),
+            std::min<size_t>(line.size(), PIPE_BUF));  // a pipe with room takes PIPE_BUF bytes at once
 }
 
 }  // namespace lossd::telemetry
