@@ -86,9 +86,8 @@ bool OpenStandardFiles() {
   for (int file = STDIN_FILENO; file <= STDERR_FILENO; ++file) {
     if (fcntl(file, F_GETFD) == 0) continue;
     const int nothing = open("/dev/null", O_RDWR);
-    dup2(nothing, file);
+    if (dup2(nothing, file) == file) opened = true;
     if (nothing > STDERR_FILENO) close(nothing);
-    opened = true;
   }
   return opened;
 }

@@ -16,14 +16,14 @@
 namespace lossd {
 namespace {
 
-// Processors of the affinity mask; 0 if the mask is not known.
+// Processors of the affinity mask; those of the machine if the mask has more than a cpu_set_t.
 int64_t MaskedProcessors() {
   cpu_set_t processors;
-  if (sched_getaffinity(0, sizeof(processors), &processors) != 0) return 0;
+  if (sched_getaffinity(0, sizeof(processors), &processors) != 0) return sysconf(_SC_NPROCESSORS_ONLN);
   return CPU_COUNT(&processors);
 }
 
-// Whether the variable was not set, and is now.
+// True if this call has set the variable.
 bool SetIfUnset(const char* name, const std::string& value) {
   return getenv(name) == nullptr && setenv(name, value.c_str(), 1) == 0;
 }

@@ -42,8 +42,8 @@ constexpr char kHttpStatusUrl[] = "type.lossd/HttpStatus";
 bool IsMadeOnTheWay(const grpc::Status& status) {
   const std::string& message = status.error_message();
   switch (status.error_code()) {
-    case grpc::StatusCode::CANCELLED:  // nobody waits for the status of a call that this library has
-                                       // cancelled
+    // Calls that this library has cancelled end without anybody who waits for their status.
+    case grpc::StatusCode::CANCELLED:
     case grpc::StatusCode::INTERNAL:
     case grpc::StatusCode::UNKNOWN:
       return true;
@@ -66,8 +66,7 @@ absl::Status BrokenConnection(const std::string& message) {
   if (code == "413") {
     return absl::ResourceExhaustedError(
         "a proxy on the way to lossd has a limit on bodies (HTTP 413): lift it there, as "
-        "client_max_body_size 0 "
-        "does for nginx");
+        "client_max_body_size 0 does for nginx");
   }
   absl::Status status = absl::UnavailableError(
       absl::StrCat("a proxy or another server answered in lossd's place (HTTP ", code,

@@ -100,7 +100,10 @@ absl::StatusOr<DurableFiles> DurableFiles::Open(const std::string& folder, Fault
     return refuse("cannot be written to", errno);
   }
   DurableFiles files(folder, std::move(opened), std::move(fault));
-  if (files.Lock() == EWOULDBLOCK) return refuse("is in use, perhaps by another lossd", EWOULDBLOCK);
+  const int locked = files.Lock();
+  if (locked == EWOULDBLOCK) return refuse("is in use, perhaps by another lossd", locked);
+  if (files.lock_.number() < 0)
+    return refuse("has a file .lock that this user cannot open for writing", locked);
   int error = files.SyncError(files.held_, "");
   if (made && (error == 0 || CannotSyncFolders(error))) {
     const FileDescriptor parent(openat(files.held_.number(), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -123,6 +126,7 @@ int DurableFiles::Lock() {
   int error = lock_.number() < 0 ? errno : 0;
   if (error == 0 && fault_) error = fault_("lock", kLockFile);
   if (error == 0) error = ErrorOf([this] { return flock(lock_.number(), LOCK_EX | LOCK_NB); });
+  if (lock_.number() < 0) return error;
   if (error != 0 && error != EWOULDBLOCK) {
     warnings_.push_back(
         absl::StrCat("--checkpoint_dir cannot be locked (", strerror(error),

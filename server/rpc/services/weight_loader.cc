@@ -166,7 +166,11 @@ class Loading {
       const absl::StatusOr<std::shared_ptr<engine::StagedWrite>> write = head_->FindWrite(write_id);
       if (!write.ok()) return write.status();
       status = (*write)->Write(row, rows, ToEngine(weight_.dtype), rows_bytes, *bias);
-      if (!status.ok()) return status;
+      if (!status.ok()) {
+        // Another load may have taken the write in between.
+        const auto still = head_->FindWrite(write_id);
+        return still.ok() ? status : still.status();
+      }
       row += rows;
       if (absl::Now() < next_line) continue;
       next_line = absl::Now() + kLogInterval;

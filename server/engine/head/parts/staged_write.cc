@@ -57,16 +57,16 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
   if (absl::Status status = CheckBias(first_row, rows, bias); !status.ok()) return status;
   const MutexLock lock(mutex_);
   if (absl::Status there = CheckThereLocked(); !there.ok()) return there;
-  const int64_t source_bytes = config_.hidden_size * kernels::SizeOf(type);
-  for (int64_t row = first_row; row < first_row + rows; ++row) {
-    const absl::Status copied = CopyRowLocked(row, type, data.data() + (row - first_row) * source_bytes);
-    // A refused row is missing, even if an earlier call had brought it.
-    MarkLocked(row, copied.ok());
-    if (!copied.ok()) return copied;
-  }
   if (!bias.empty()) {
     std::memcpy(buffers_.bias.data() + first_row * static_cast<int64_t>(sizeof(float)), bias.data(),
                 bias.size());
+  }
+  const int64_t source_bytes = config_.hidden_size * kernels::SizeOf(type);
+  for (int64_t row = first_row; row < first_row + rows; ++row) {
+    const absl::Status copied = CopyRowLocked(row, type, data.data() + (row - first_row) * source_bytes);
+    // A refused row is missing, even if an earlier call had brought it. The rows before it are there.
+    MarkLocked(row, copied.ok());
+    if (!copied.ok()) return copied;
   }
   return absl::OkStatus();
 }

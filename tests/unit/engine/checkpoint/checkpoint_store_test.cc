@@ -56,6 +56,10 @@ TEST_F(CheckpointStoreTest, TheFolderIsTheServersAlone) {
   EXPECT_EQ(status.st_mode & 0777U, 0700U);
   EXPECT_EQ(CheckpointStore::Open(folder_.path()).status().code(), absl::StatusCode::kFailedPrecondition)
       << "two servers would remove each other's files";
+  fs::remove(folder_ / "new/.lock");
+  fs::create_directory(folder_ / "new/.lock");
+  EXPECT_THAT(std::string(CheckpointStore::Open(path).status().message()),
+              HasSubstr("has a file .lock that"));
   EXPECT_EQ(CheckpointStore::Open(folder_ / "missing/new").status().code(),
             absl::StatusCode::kFailedPrecondition);
   CheckpointFolder::Write(folder_ / "file", "");

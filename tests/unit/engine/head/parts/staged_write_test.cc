@@ -230,15 +230,19 @@ TEST(StagedWrite, WeightsThatAreNotFiniteInTheTypeOfTheHeadAreRefused) {
   for (const Case& bad : cases) {
     for (const bool master : {false, true}) {
       SCOPED_TRACE(absl::StrCat(bad.message, master));
-      HeadConfig config = Config(bad.head);
+      HeadConfig config = WithBias();
+      config.weight_type = bad.head;
       config.master_weights = master && bad.head != DataType::kFloat32;
       StagedWrite write = Begin(config);
-      ASSERT_TRUE(write.Write(1, 2, DataType::kFloat32, Rows(2, 65504)).ok());
-      const absl::Status status = write.Write(2, 1, bad.type, bad.row);
+      ASSERT_TRUE(write.Write(1, 2, DataType::kFloat32, Rows(2, 65504), Bytes<float>({1, 2})).ok());
+      const std::string zeros(bad.row.size(), '\0');
+      const absl::Status status = write.Write(1, 2, bad.type, zeros + bad.row, Bytes<float>({3, 4}));
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
       EXPECT_EQ(FieldOf(status), "weights");
       EXPECT_THAT(status.message(), HasSubstr(bad.message));
       EXPECT_EQ(write.rows(), 1) << "a commit must not publish the row";
+      const WeightBuffers taken = write.Take();
+      EXPECT_EQ(Values<float>(taken.bias)[1], 3) << "the row before it has come with its bias";
     }
   }
 }
