@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -37,9 +38,9 @@ LAUNCHER_VARIABLES = (
 )
 LAUNCHER_PREFIXES = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "LWS_")
 
-# Runs in a process of its own, which then becomes the server: it dies with the thread that started it. (A
-# preexec_fn would run Python between fork and exec of a process with many threads.) Its child, which the usual signals
-# do not end, removes the folder once no process of the server holds the pipe any more.
+# Runs in a process of its own, which then becomes the server: it dies with the thread that started it. A preexec_fn
+# would run Python between fork and exec of a process with many threads. A child of the trampoline removes the folder
+# once the processes of the server have closed the pipe. SIGHUP, SIGINT and SIGTERM do not end that child.
 _TRAMPOLINE = """
 import ctypes, os, shutil, signal, sys
 parent, number, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -132,6 +133,7 @@ class Server:
         self._environment = _environment(in_group=in_group)
         # Not in the folder, which goes before the log is read for the last time.
         self._log: IO[bytes] = tempfile.TemporaryFile(dir=folder.parent)  # noqa: SIM115
+        weakref.finalize(self, self._log.close)
         self._port_file = folder / "ports.json"
         self._gone = _gone.watched(self.target)
         self._pid = os.getpid()

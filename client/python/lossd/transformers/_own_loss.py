@@ -23,7 +23,7 @@ from torch import nn
 from lossd.transformers._state import aux_loss_coefficient
 
 _ROWS, _LENGTH = 2, 8
-# The loss's only forms: of the labels as they are given, and of the auxiliary loss as aux_loss_coefficient has it.
+# _CALL matches a loss of the labels as they are given, _AUXILIARY the auxiliary loss that aux_loss_coefficient knows.
 _CALL = re.compile(
     r"self\.loss_function\((logits=)?(\w*logits), (labels=)?labels, (vocab_size=)?[\w.()\[\]-]+, \*\*(\w+)\)"
 )
@@ -113,6 +113,7 @@ def _answers(tree: ast.AST, logits: str) -> bool:
 def _difference(model: Any, linear: nn.Linear) -> str | None:
     """What the forward's loss, in training and in evaluation, has that ForCausalLMLoss has not. None: nothing."""
     modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     takes = parameters_of(type(model).forward)
     devices = [linear.weight.device] if linear.weight.device.type == "cuda" else []
     try:
@@ -127,6 +128,9 @@ def _difference(model: Any, linear: nn.Linear) -> str | None:
     finally:
         for module, training in modes:
             module.training = training
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
     return None
 
 
@@ -139,17 +143,22 @@ def _difference_now(model: Any, linear: nn.Linear, takes: Callable[[str], bool])
     with _known_logits(linear):
         outputs = model.forward(**given, **({"return_dict": True} if takes("return_dict") else {}))
     loss, logits = getattr(outputs, "loss", None), getattr(outputs, "logits", None)
-    if loss is None or logits is None:
+    if loss is None:
         return "it answers none for labels"
+    if logits is None:
+        return "it answers a loss without logits, as a fused loss does: patch it with fused_linear_cross_entropy=False"
     shapes = tuple(logits.shape), tuple(loss.shape)
     if shapes[0] != (_ROWS, _LENGTH, linear.out_features) or loss.numel() != 1:
         return f"it answers logits {shapes[0]} and loss {shapes[1]} for tokens {(_ROWS, _LENGTH)}"
-    expected = float(ForCausalLMLoss(logits, batch["labels"].to(logits.device), linear.out_features, **options))
+    labels = batch["labels"].to(logits.device)
+    expected, mean = (float(ForCausalLMLoss(logits, labels, linear.out_features, **one)) for one in (options, {}))
     if getattr(outputs, "aux_loss", None) is not None:
         expected += aux_loss_coefficient(model) * float(outputs.aux_loss)
     tolerance = 1e-4 if logits.dtype == torch.float32 else 5e-3
     if math.isclose(float(loss), expected, rel_tol=tolerance):
         return None
+    if math.isclose(float(loss), mean, rel_tol=tolerance):
+        return "it takes num_items_in_batch and ignores it"
     mode = "training" if model.training else "evaluation"
     return f"in {mode} it answers {float(loss):.6g} where ForCausalLMLoss of the same logits is {expected:.6g}"
 
