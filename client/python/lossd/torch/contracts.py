@@ -14,6 +14,7 @@ import torch
 
 from lossd.errors import DataLossError, WindowLostError
 from lossd.results import FlushResult
+from lossd.torch._stepping import optimizer_steps
 from lossd.torch._window import HeadWindow, window_of
 from lossd.torch.distributed import active_wrapper, first_rank_does, gather_marks
 from lossd.torch.head import RemoteHead
@@ -242,6 +243,7 @@ class LocalWeight:
         self.waiting = False
         """A gradient is to be fetched by wgrad()."""
         self._synchronized = True
+        self._uploaded = self._state()
         self._hooks: list[Callable[[], None]] = []
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -270,13 +272,19 @@ class LocalWeight:
     def upload(self) -> int:
         """Writes the parameters to the server; returns the version of the weights. RuntimeError if they were stepped
         without the gradient of passes in no_sync()."""
-        if self.waiting and not self._synchronized and not self.delay_wgrad:
+        if self.waiting and not self._synchronized and not self.delay_wgrad and self._uploaded != self._state():
             raise RuntimeError(
                 f"a gradient of head '{self.head.name}' waits at the server, of backward passes that were all in "
                 "DistributedDataParallel.no_sync(): make the last one of a step outside of it, or call wgrad() before "
                 "the optimizer steps"
             )
-        return self.head.write_weights(self.weight, self.bias)
+        version = self.head.write_weights(self.weight, self.bias)
+        self._uploaded = self._state()
+        return version
+
+    def _state(self) -> tuple[int, ...]:
+        """Another one once the parameters were stepped. Fused optimizers leave versions as they are."""
+        return optimizer_steps(), *(one._version for one in (self.weight, self.bias) if one is not None)
 
     def _land(self) -> FlushResult:
         return flush_into(
