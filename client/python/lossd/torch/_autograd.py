@@ -101,9 +101,11 @@ class Left:
         return Coefficients(self.declared / self.values.count, self.declared / self.values.z_count)
 
     def marker(self, finite: bool) -> Tensor:
-        """The gradient of the head's parameter: 0, or NaN if the loss or what came back to it is not `finite`."""
+        """The gradient of the head's parameter: 0, or NaN if the loss or what came back to it is not `finite`. The
+        window is told which backward pass gave it."""
         finite = finite and math.isfinite(self.values.loss_sum)
         head = self.call.head
+        window_of(head).given = torch._C._current_graph_task_id()
         return GradientMark.of(0.0 if finite else math.nan, head.name, head.proxy.device)
 
     def gradient(
@@ -120,7 +122,7 @@ class Left:
             self.declared = self.dx = None
         by_token = call.options.reduction == "none" or d_lse is not None or d_entropy is not None
         scalars = None if by_token else _scalars(call.options, values, d_loss, d_z)
-        if scalars is not None and call.says_no_scale and d_loss is not None and float(d_loss) == 1.0:
+        if scalars is not None and call.could_declare and d_loss is not None and float(d_loss) == 1.0:
             window_of(call.head).notice_undeclared()
         if scalars is not None and self.declared is not None and _same(scalars, self.coefficients):
             dx, self.declared, self.dx = self.dx, None, None

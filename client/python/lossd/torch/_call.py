@@ -40,8 +40,8 @@ class LossCall:
     top_k: int = 0
     kept_tokens: tuple[Tensor, Tensor] | None = None
     target_lists: TargetLists | None = None
-    says_no_scale: bool = True
-    """Whether the caller gave no grad_scale."""
+    could_declare: bool = False
+    """Whether a grad_scale, which nobody gave, would have saved a pass."""
 
     @property
     def frozen(self) -> bool:
@@ -131,13 +131,15 @@ def make_call(
     weight_sum = None
     if class_weights is not None:
         weight_sum = class_weight_sum(class_weights, labels, options.ignore_index)
+    # A mean over a count that the server has to tell first takes two passes.
     unknown_count = class_weights_count(head, options) and not weight_sum
+    two_passes = unknown_count and options.reduction == "mean" and options.normalizer is None
     return LossCall(
         head=head,
         options=options,
         class_weight_sum=weight_sum,
-        declared=_declared(grad_scale, options, unknown_count),
-        says_no_scale=grad_scale is None,
+        declared=_declared(grad_scale, options, two_passes),
+        could_declare=grad_scale is None and not two_passes and head.training and head.grad_scale is None,
         return_lse=return_lse,
         return_z_loss=return_z_loss,
         wire_dtype=_wire_dtype(hidden_dtype, autocast, head),
@@ -160,7 +162,7 @@ def checked_grad_scale(grad_scale: float | Tensor | None) -> float | None:
     return declared
 
 
-def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_count: bool) -> float | None:
+def _declared(grad_scale: float | Tensor | None, options: LossOptions, two_passes: bool) -> float | None:
     declared = checked_grad_scale(grad_scale)
     if declared is None:
         return None
@@ -168,8 +170,6 @@ def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_c
         raise ValueError(
             f"grad_scale is {declared}, but reduction is 'none': each token has a gradient, which only backward knows"
         )
-    # A mean over a count that the server has to tell first takes two passes.
-    two_passes = unknown_count and options.reduction == "mean" and options.normalizer is None
     return None if two_passes or declared == 0 or options.normalizer == 0 else declared
 
 

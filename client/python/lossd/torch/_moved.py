@@ -22,7 +22,7 @@ KEEP_OUT = (
     "ignored_modules=[model.lm_head]). FSDP2: fully_shard(model, ignored_params=set(model.lm_head.parameters())). "
     "DeepSpeed: ZeRO 1 or 2, with an optimizer of the other parameters only, and head.step(lr) behind engine.step(); "
     "ZeRO 3 cannot have a head. Masters and offloaded gradients: step the head's parameter itself by an optimizer of "
-    "torch.optim. See docs/sharded.md"
+    "torch.optim. Optimizers of another model: call head.zero_grad() before they step. See docs/sharded.md"
 )
 
 proxies: weakref.WeakValueDictionary[int, GradientProxy] = weakref.WeakValueDictionary()
@@ -36,23 +36,27 @@ class MovedGradientError(RuntimeError):
 class Taken:
     """How the gradient of a head's parameter was taken from there since its window began, and where its copies are."""
 
-    def __init__(self, how: str = "", copies: Iterable[torch.Tensor] = ()) -> None:
-        self.how = how
+    def __init__(self) -> None:
+        self.how = ""
         """"" if it was not taken."""
-        self.dropped = False
-        """Whether `.grad` was set to None afterwards, and not by zero_grad()."""
-        self._storages = [StorageWeakRef(one.untyped_storage()) for one in copies]
+        self._copies_alone = False
+        self._storages: list[StorageWeakRef] = []
 
-    def copied(self, how: str, copies: Iterable[torch.Tensor]) -> Taken:
+    def copied(self, how: str, copies: Iterable[torch.Tensor]) -> None:
         self.how = how
         self._storages += [StorageWeakRef(one.untyped_storage()) for one in copies]
-        return self
+
+    def dropped(self) -> None:
+        """To be called when `.grad` was read, and set to None by other code than zero_grad()."""
+        self.how = self.how or "read, and .grad set to None"
+        self._copies_alone = bool(self._storages)
 
     def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the gradient of a parameter of `optimizer` is one of the copies, or a part of one."""
+        """Whether the gradient of a parameter of `optimizer` is one of the copies, or a part of one; any may be, once
+        copies are all that there is."""
         held = (one.grad for group in optimizer.param_groups for one in group["params"] if id(one) not in proxies)
         grads = [grad for grad in held if grad is not None]
-        if self.dropped:
+        if self._copies_alone:
             return bool(grads)
         own = [StorageWeakRef(grad.untyped_storage()) for grad in grads if has_storage(grad)]
         return any(one == copy for one in own for copy in self._storages)
@@ -70,7 +74,8 @@ def require_own_value(proxy: GradientProxy) -> None:
         raise MovedGradientError(
             f"the parameter of head '{name}' was moved into a buffer of other parameters, or emptied (DeepSpeed's ZeRO "
             "and bf16 or fp16 optimizers, FSDP1, parameters_as_bucket_view=True): steps of that buffer would never "
-            f"reach the head, whose weights are at a server. {KEEP_OUT}"
+            "reach the head, whose weights are at a server. After vector_to_parameters(), which moves it once: "
+            f"head.proxy.data = head.proxy.data.clone(). {KEEP_OUT}"
         )
     if bool(proxy.detach().any()):
         proxy.taken = Taken()
@@ -104,19 +109,22 @@ def refuse_moved(optimizer: torch.optim.Optimizer) -> None:
 
 def _moved_to(optimizer: torch.optim.Optimizer) -> list[GradientProxy]:
     """The parameters of heads whose gradients `optimizer` is about to step elsewhere."""
-    alive = list(proxies.values())
+    alive = [one for reference in proxies.valuerefs() if (one := reference()) is not None]  # others make heads now
     own = {id(one) for group in optimizer.param_groups for one in group["params"]} if alive else set()
     elsewhere = [one for one in alive if id(one) not in own and not one.head.frozen and not one.held]
     if elsewhere:
-        _notice_masters(optimizer)
+        _notice_masters(optimizer, {id(one) for one in alive})
     return [one for one in elsewhere if one.taken.how and one.taken.is_stepped_by(optimizer)]
 
 
-def _notice_masters(optimizer: torch.optim.Optimizer) -> None:
-    """Marks heads whose very `.grad` is that of another parameter, as `master.grad = p.grad.float()` leaves it."""
+def _notice_masters(optimizer: torch.optim.Optimizer, heads: set[int]) -> None:
+    """Marks heads whose very `.grad` is that of another parameter, as `master.grad = p.grad.float()` leaves it.
+    `heads`: their parameters, by id(), which are not asked."""
+    from lossd.torch._proxy import GradientNorm
+
     for group in optimizer.param_groups:
         for one in group["params"]:
-            reference = None if id(one) in proxies else getattr(one.grad, "proxy", None)
-            proxy = reference() if reference is not None else None
+            grad = None if id(one) in heads else one.grad
+            proxy = grad.proxy() if type(grad) is GradientNorm else None  # cheaper than isinstance, for thousands
             if proxy is not None:
-                proxy.taken.copied("as the .grad of another parameter", [one.grad])
+                proxy.taken.copied("as the .grad of another parameter", [grad])

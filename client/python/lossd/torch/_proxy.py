@@ -23,11 +23,16 @@ if TYPE_CHECKING:
     from lossd.torch.head import RemoteHead
 
 _GRAD: Any = torch._C.TensorBase.grad  # what GradientProxy.grad hides
-_CHANGES = re.compile(r"(?!__).*_|__(i[a-z]+|setitem)__")  # names of functions that change a tensor
+# Names of functions that change a tensor.
+_CHANGES = re.compile(r"(?!__).*_|__(?!int_|index_|invert_)(i[a-z]+|setitem)__")
 _FACTORS = re.compile(r".*(mul|div|divide|multiply|zero|unscale|copy|requires_grad|detach)_|__(imul|itruediv|idiv)__")
 _DATA: Any = torch._C.TensorBase.data
-_COPIES = {"clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "to", "type"}
-_STATISTICS = {"abs", "pow", "square"}  # what logs make of a gradient, and hooks do not answer
+_COPIES = {"__deepcopy__", "clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "to", "type"}
+# What logs make of a gradient, and hooks do not answer.
+_STATISTICS = re.compile(
+    r"abs|pow|square|sqrt|sign|sgn|log|log2|log10|log1p|sum|nansum|mean|nanmean|median|std|var|amax|amin|logsumexp|"
+    r"(_foreach_|linalg_|linalg_vector_)?norm|\w+_like"
+)
 _NOT_TO_NORM = (
     "{} cannot be done to a head's gradient, which is at the server, and whose norm .grad is: it can be multiplied in "
     "place with a factor (clip_grad_norm_), and that is all. For clip_grad_value_, noise and the like keep gradient "
@@ -70,10 +75,16 @@ class GradientNorm(torch.Tensor):
             return alias
 
 
+def _is_statistic(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether nobody steps by the result; g * g is one, too."""
+    squares = name == "mul" and len(args) == 2 and type(args[0]) is type(args[1])
+    return squares or _STATISTICS.fullmatch(name) is not None
+
+
 def _notice_copy(name: str, result: Any, args: Any) -> None:
     """Marks heads whose gradient was copied into `result`, or into the first of `args`. A mere number is no copy."""
     changes = _CHANGES.fullmatch(name) is not None
-    if changes and _first_has_norm(args):  # multiplied in place, as clipping does
+    if _is_statistic(name, args) or (changes and _first_has_norm(args)):  # multiplied in place, as clipping does
         return
     copies = (result, args[:1]) if changes else result
     found = [one for one in tree_leaves(copies) if isinstance(one, torch.Tensor) and one.dim() > 0]
@@ -114,7 +125,7 @@ class GradientMark(torch.Tensor):
                 copy = result.as_subclass(cls)
                 copy.head_name = mark.head_name
                 return copy
-        if not changes and (not made or name in _STATISTICS):
+        if _is_statistic(name, args) or not (changes or made or name.startswith("_foreach_")):
             return result
         raise RuntimeError(
             f"{name.strip('_')} cannot be done to what hooks and torch.autograd.grad get of head '{mark.head_name}': "
@@ -266,7 +277,8 @@ class GradientProxy(torch.nn.Parameter):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if value is not None and value is self._norm:  # `.grad *= factor` has multiplied it
+        # `.grad *= factor` has multiplied it; .grad.detach() is the same memory.
+        if isinstance(value, GradientNorm) and self._norm is not None and value.data_ptr() == self._norm.data_ptr():
             return
         if value is None:
             if not self.head.frozen:
@@ -274,9 +286,8 @@ class GradientProxy(torch.nn.Parameter):
                 moved = read and not _clears_gradients(sys._getframe(1))  # noqa: SLF001  (there is no public way)
                 self.window.drop()
                 if moved:
-                    self.taken.how = self.taken.how or "read, and .grad set to None"
-                    self.taken.dropped = True
-        elif self.taken.how and not self.window.dirty:
+                    self.taken.dropped()
+        elif self.taken.how and not self.window.dirty and bool(value.any()):
             self.taken = Taken()
             raise MovedGradientError(
                 f"the gradient of head '{self.head.name}' is at the server, and was dropped there when .grad was set "

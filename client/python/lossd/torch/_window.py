@@ -37,7 +37,8 @@ _UNDECLARED_LOSSES = 100  # with a gradient of 1, until it is said that this cou
 
 
 class UndeclaredGradientWarning(UserWarning):
-    """Losses of a head take two passes, where a declared grad_scale would make it one."""
+    """Losses of a head take two passes, where a declared grad_scale would make it one. A declared loss must be given
+    to backward, or dropped with zero_grad()."""
 
 
 class HeadWindow:
@@ -82,7 +83,11 @@ class HeadWindow:
         self._written_at: int | None = None
         """The parameter's version when it was last known to be as lossd left it; None: before steps, or told."""
         self._warned = False
-        self._undeclared = 0
+        self.undeclared: float = 0
+        """How many losses could have declared their gradient; inf once a call has declined to."""
+        self.given: int | None = None
+        """The backward pass that last gave the parameter a gradient, to be accumulated unless it was
+        torch.autograd.grad."""
 
     # The session
 
@@ -159,6 +164,12 @@ class HeadWindow:
             )
         if not self.dirty:
             self._steps_seen = optimizer_steps()
+        elif self.proxy.marker is None and self.given not in (None, torch._C._current_graph_task_id()):
+            self._warn_once(
+                f"a backward pass has added to the gradient of head '{self.head.name}', and nothing to .grad of its "
+                "parameter, as torch.autograd.grad does: it still waits, and now more is added. Updates by hand do "
+                "not reach the head. Call loss.backward(), or head.zero_grad(); if you call head.step(lr), all is well"
+            )
         elif optimizer_steps() > self._steps_seen and self.head.info().window_tokens > 0:
             self._warn_of_steps("still waits at the server, and this backward adds to it")
 
@@ -170,7 +181,8 @@ class HeadWindow:
         warnings.warn(
             f"the parameter of head '{self.head.name}' was written to after a step, as by Lookahead or an average of "
             "parameters that is copied back: the weights at the server have not changed. To have such weights, keep "
-            "them here with lossd.torch.LocalWeight, or write them with head.write_weights()",
+            "them here with lossd.torch.LocalWeight, or write them with head.write_weights(). DistributedDataParallel "
+            "writes it when it is made: all is well then",
             stacklevel=3,
         )
 
@@ -182,22 +194,22 @@ class HeadWindow:
                 f"an optimizer has stepped without head '{self.head.name}', whose gradient was taken from its "
                 f"parameter ({taken}) and {state}. {KEEP_OUT}"
             )
-        if self._warned:
-            return
-        self._warned = True
-        warnings.warn(
+        self._warn_once(
             f"an optimizer has stepped and head '{self.head.name}' was left out: its gradient {state}. Make the "
             "optimizer of parameters() that contain the head's (model.lm_head = head, before the optimizer is made), "
             "call head.step(lr), or drop the gradient with head.zero_grad() before an optimizer steps. If that was the "
-            "optimizer of another model, all is well",
-            UnsteppedHeadWarning,
-            stacklevel=3,
+            "optimizer of another model, all is well"
         )
+
+    def _warn_once(self, said: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(said, UnsteppedHeadWarning, stacklevel=4)
 
     def notice_undeclared(self) -> None:
         """A loss without a grad_scale was given a gradient of exactly 1. Warns once, at the hundredth."""
-        self._undeclared += 1
-        if self._undeclared == _UNDECLARED_LOSSES:
+        self.undeclared += 1
+        if self.undeclared == _UNDECLARED_LOSSES:
             warnings.warn(
                 f"{_UNDECLARED_LOSSES} losses of head '{self.head.name}' were given a gradient of exactly 1, and none "
                 "had declared it: each sent its tokens twice. Declare it once, with "
@@ -218,6 +230,7 @@ class HeadWindow:
             self.proxy.taken = Taken()
         self._consumed = self.contributions()
         self.landing = None
+        self.given = None
         self.proxy.forget()
         self.proxy.marker = None
 

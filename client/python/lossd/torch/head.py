@@ -74,8 +74,9 @@ class RemoteHead(ProxyHolder):
     the server, and load_state_dict() writes them. to(), cuda() and half() move the proxy's device and nothing else.
     grad_scale: the gradient that will come back to losses of forward() in training, 1.0 for loss.backward(): each is
     one pass then, not two (linear_cross_entropy has more of it). Another gradient is corrected by a further pass, and
-    a call's own grad_scale counts, None among them. eval() makes forward() leave grad_scale out, so that a loss adds
-    nothing until it is given to backward. deepcopy makes a frozen copy (snapshot); a head cannot be pickled.
+    a call's own grad_scale counts, None among them. A declared loss must be given to backward, or dropped with
+    zero_grad(). eval() makes forward() leave grad_scale out, so that a loss adds nothing until it is given to backward.
+    deepcopy makes a frozen copy (snapshot); a head cannot be pickled.
 
     Not thread-safe, but for `session`. Errors: those of lossd.errors.
     """
@@ -351,6 +352,8 @@ class RemoteHead(ProxyHolder):
             if not self.training:  # nobody has said that there would be a backward pass
                 options.pop("grad_scale", None)
             elif options.get("reduction") != "none":
+                if options.get("grad_scale", 0.0) is None and not torch.compiler.is_compiling():
+                    self._window.undeclared = math.inf  # the caller knows that it could be
                 options.setdefault("grad_scale", self.grad_scale)
             return linear_cross_entropy(hidden, labels, self, **options)
         if torch.is_grad_enabled() and (hidden.requires_grad or (self.training and self.proxy.requires_grad)):

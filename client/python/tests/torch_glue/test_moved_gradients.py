@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +13,13 @@ import pytest
 import torch
 
 import lossd
-from lossd.torch import MovedGradientError, RemoteHead, RemoteOptimizer, UndeclaredGradientWarning
+from lossd.torch import (
+    MovedGradientError,
+    RemoteHead,
+    RemoteOptimizer,
+    UndeclaredGradientWarning,
+    UnsteppedHeadWarning,
+)
 
 H, V, N = 16, 50, 40
 _numbers = itertools.count()
@@ -24,11 +32,16 @@ def unique_name() -> str:
 class Problem:
     """A trunk and a head, with a backward pass done; `masters()` makes a step elsewhere."""
 
-    def __init__(self, client: lossd.Client) -> None:
+    def __init__(self, client: lossd.Client, **config: Any) -> None:
         torch.manual_seed(0)
         self.trunk = torch.nn.Linear(H, H)
         self.head = RemoteHead.from_linear(
-            client, torch.nn.Linear(H, V, bias=False), unique_name(), optimizer=lossd.SGD(), dtype=torch.float32
+            client,
+            torch.nn.Linear(H, V, bias=False),
+            unique_name(),
+            optimizer=lossd.SGD(),
+            dtype=torch.float32,
+            **config,
         )
         self.parameters = [*self.trunk.parameters(), *self.head.parameters()]
         self.logged: list[torch.Tensor] = []
@@ -106,11 +119,8 @@ def offloaded_by_reference(problem: Problem) -> None:
 
 def flat_storage(problem: Problem) -> None:
     """As ZeRO 1 and 2 leave parameters: views of one buffer."""
-    flat = torch.cat([one.detach().flatten() for one in problem.parameters])
-    first = 0
-    for one in problem.parameters:
-        one.data = flat[first : first + one.numel()].view(one.shape)
-        first += one.numel()
+    vector = torch.nn.utils.parameters_to_vector(problem.parameters).detach().clone()
+    torch.nn.utils.vector_to_parameters(vector, problem.parameters)
     problem.backward()
 
 
@@ -137,9 +147,17 @@ WRAPPERS = [
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[lossd.Client]:
-    with lossd.launch("cpu") as server, server.client() as one:
+def moved_server() -> Iterator[lossd.Server]:
+    with lossd.launch("cpu") as server:
+        yield server
+
+
+@pytest.fixture
+def client(moved_server: lossd.Server) -> Iterator[lossd.Client]:
+    with moved_server.client() as one:
         yield one
+        for info in one.heads():
+            one.delete_head(info.config.name, discard_gradient=True)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -185,6 +203,11 @@ def stepped_by_autograd_grad(problem: Problem) -> None:
             one.sub_(gradient, alpha=0.1)
 
 
+def stepped_at_once(problem: Problem) -> None:
+    loss = problem.head(problem.trunk(problem.hidden), problem.labels)
+    torch._foreach_mul(torch.autograd.grad(loss, problem.parameters), 0.1)
+
+
 def scaled_by_a_hook(problem: Problem) -> None:
     problem.head.proxy.register_hook(lambda gradient: gradient * 0.5)
     problem.backward()
@@ -211,6 +234,7 @@ CHANGES = [
     (perturbed_without_gradients, "changed in place"),
     (masters_through_a_chain, "dropped unused"),
     (stepped_by_autograd_grad, "torch.autograd.grad get"),
+    (stepped_at_once, "foreach_mul cannot be done"),
     (scaled_by_a_hook, "hooks and"),
     (data_of_the_gradient, r"setting \.data"),
     (functional_call, "functional_call"),
@@ -235,6 +259,9 @@ def test_fsdp1_is_refused_where_it_takes_the_parameter(client: lossd.Client) -> 
 def log(problem: Problem) -> None:
     torch.cat([one.grad.flatten() for one in problem.parameters]).norm()
     problem.logged = [one.grad.clone() for one in problem.parameters]
+    assert int(problem.head.proxy.grad) == int(problem.logged[-1])
+    for one in problem.parameters:
+        one.grad = one.grad.detach()
 
 
 def clip(problem: Problem) -> None:
@@ -255,7 +282,11 @@ def by_hooks(problem: Problem) -> None:
         flat = gradient.data.reshape(-1)
         flat = flat[~torch.isnan(flat)]
         assert float(flat.min()) == 0.0 == float(gradient.abs().mean()) == float(gradient.norm())
-        torch.histc(gradient.detach().cpu().clone(), 4)
+        torch.histc(copy.deepcopy(gradient).detach().cpu().clone(), 4)
+        (gradient * gradient).mean(dim=0, keepdim=True)
+        torch.zeros_like(gradient).copy_(gradient.norm(dim=1, keepdim=True) + gradient.amax(0, keepdim=True))
+        gradient.abs().log10() + gradient.sign()
+        torch.nn.utils.get_total_norm([gradient])
 
     handle = problem.head.proxy.register_hook(look)
     problem.backward()
@@ -298,6 +329,72 @@ def test_what_trainers_do_is_no_wrapper(client: lossd.Client, what: Callable[[Pr
         for one in problem.parameters:
             one.grad = None
     assert problem.head.head.info().optimizer_steps == steps
+
+
+def squares(problem: Problem) -> None:
+    for one in problem.parameters:
+        (one.grad.detach() ** 2).sum() + (one.grad * one.grad).mean(dim=0, keepdim=True).sum()
+
+
+def cancelled(problem: Problem) -> None:
+    """As DINO does to its last layer in the first epoch."""
+    clip(problem)
+    problem.head.proxy.grad = None
+
+
+def skipped_and_filled(problem: Problem) -> None:
+    problem.logged = [one.grad.clone() for one in problem.parameters]
+    for module in (problem.trunk, problem.head):
+        module.zero_grad()
+    for one in problem.parameters:
+        one.grad = torch.zeros_like(one)
+
+
+@pytest.mark.parametrize("what", [squares, cancelled, skip, skipped_and_filled])
+def test_other_optimizers_may_step_before_the_head_has(client: lossd.Client, what: Callable[[Problem], None]) -> None:
+    """Those of another model, as a GAN has two, and that of the trunk."""
+    problem, other = Problem(client), torch.nn.Linear(1, 1)
+    problem.backward()
+    what(problem)
+    other(torch.ones(1)).backward()
+    for parameters in (other.parameters(), problem.trunk.parameters()):
+        torch.optim.SGD(parameters, lr=0.1).step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnsteppedHeadWarning)
+        problem.head.zero_grad()
+
+
+@pytest.mark.parametrize("grad_scale", [None, 1.0])
+def test_a_gradient_that_reaches_no_parameter_is_told_once(client: lossd.Client, grad_scale: float | None) -> None:
+    problem = Problem(client)
+    problem.head.grad_scale = grad_scale
+
+    def losses(count: int = 2) -> torch.Tensor:
+        return sum(problem.head(problem.trunk(problem.hidden), problem.labels) for _ in range(count))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):  # accumulated
+            losses().backward()
+        problem.head.step(0.1)
+        for _ in range(2):
+            torch.autograd.grad(losses(1), problem.parameters)
+            problem.head.step(0.1)
+        torch.autograd.grad(losses(), problem.parameters)
+    with pytest.warns(UnsteppedHeadWarning, match="as torch.autograd.grad does"):
+        torch.autograd.grad(losses(), problem.parameters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.autograd.grad(losses(), problem.parameters)
+
+
+def test_a_parameter_that_was_moved_once_gets_memory_of_its_own(client: lossd.Client) -> None:
+    problem = Problem(client)
+    with pytest.raises(MovedGradientError, match=r"head.proxy.data = head.proxy.data.clone\(\)"):
+        flat_storage(problem)
+    problem.head.proxy.data = problem.head.proxy.data.clone()
+    problem.backward()
+    torch.optim.SGD(problem.parameters, lr=0.1).step()
 
 
 def test_a_head_with_steps_is_told_of_wrappers_by_warnings(client: lossd.Client) -> None:
@@ -354,12 +451,24 @@ def test_a_declared_gradient_is_the_head_s_own_unless_a_call_says_another(
         torch.testing.assert_close(head.flush().gradient, weight.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_a_hundred_undeclared_gradients_of_one_are_told_once(client: lossd.Client) -> None:
-    problem = Problem(client)
+@pytest.mark.parametrize(
+    ("training", "options", "config", "told_at"),
+    [
+        (True, {}, {}, 100),
+        (True, {"grad_scale": None}, {}, math.inf),
+        (False, {}, {}, math.inf),
+        (True, {}, {"class_weights": torch.ones(V)}, math.inf),  # two passes in any case
+    ],
+)
+def test_a_hundred_undeclared_gradients_of_one_are_told_once(
+    client: lossd.Client, training: bool, options: Any, config: Any, told_at: float
+) -> None:
+    problem = Problem(client, **config)
+    problem.head.train(training)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for count in range(1, 202):
-            problem.backward()
+            problem.head(problem.hidden, problem.labels, **options).backward()
             told = [one for one in caught if one.category is UndeclaredGradientWarning]
-            assert len(told) == (count >= 100)
-    assert "grad_scale=1.0" in str(told[0].message)
+            assert len(told) == (count >= told_at)
+    assert not told or "grad_scale=1.0" in str(told[0].message)
