@@ -102,8 +102,9 @@ absl::StatusOr<DurableFiles> DurableFiles::Open(const std::string& folder, Fault
   DurableFiles files(folder, std::move(opened), std::move(fault));
   const int locked = files.Lock();
   if (locked == EWOULDBLOCK) return refuse("is in use, perhaps by another lossd", locked);
-  if (files.lock_.number() < 0)
+  if (files.lock_.number() < 0) {
     return refuse("has a file .lock that this user cannot open for writing", locked);
+  }
   int error = files.SyncError(files.held_, "");
   if (made && (error == 0 || CannotSyncFolders(error))) {
     const FileDescriptor parent(openat(files.held_.number(), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -117,7 +117,8 @@ class DurableFiles {
   };
   absl::StatusOr<Place> Find(const std::string& path) const;
   absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path) const;
-  // Returns 0, EWOULDBLOCK if another process has the folder, or the error of a warning that it adds.
+  // Returns 0, EWOULDBLOCK if another process has the folder, or the error of a warning that it adds. Without
+  // `lock_` the error is that of opening it.
   int Lock();
   // 0 or an error.
   int SyncError(const FileDescriptor& file, const std::string& path) const;
