@@ -147,7 +147,8 @@ TEST_F(PassedCallsTest, CallsOfEveryKindAreServedByTheCoordinator) {
   ASSERT_TRUE(reader->Finish().ok());
   ASSERT_EQ(all.size(), static_cast<size_t>(kVocab * kHidden) * sizeof(float));
   EXPECT_EQ(reinterpret_cast<const float*>(all.data())[299 * kHidden], 299.0F);
-  EXPECT_EQ(counters_.rpcs.Find("HeadService/CommitWrite")->in_flight, 0);
+  // The call ends at the server a moment after its answer.
+  while (counters_.rpcs.Find("HeadService/CommitWrite")->in_flight > 0) std::this_thread::yield();
 }
 
 TEST_F(PassedCallsTest, ErrorsAreTheCoordinatorsWithTheirDetails) {
