@@ -91,8 +91,8 @@ ExitCode Fail(const std::string& message, ExitCode code) {
 
 // What was printed is on its way, or the command says that it is not.
 ExitCode Finish(const Context& context) {
-  const int error = std::fflush(stdout) == 0 ? 0 : errno;
-  if (error == 0 && std::ferror(stdout) == 0) return ExitCode::kOk;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return ExitCode::kOk;
+  const int error = errno;  // of the write that failed, now or before
   const absl::Status status =
       absl::UnknownError(absl::StrCat("the command was done, but its result cannot be printed",
                                       error == 0 ? "" : absl::StrCat(": ", std::strerror(error))));
