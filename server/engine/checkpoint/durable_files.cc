@@ -124,10 +124,9 @@ int DurableFiles::Lock() {
   // A file system of a network may lock only files, and only for processes that have them open for writing.
   lock_ =
       FileDescriptor(openat(held_.number(), kLockFile, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kFileMode));
-  int error = lock_.number() < 0 ? errno : 0;
-  if (error == 0 && fault_) error = fault_("lock", kLockFile);
+  if (lock_.number() < 0) return errno;
+  int error = fault_ ? fault_("lock", kLockFile) : 0;
   if (error == 0) error = ErrorOf([this] { return flock(lock_.number(), LOCK_EX | LOCK_NB); });
-  if (lock_.number() < 0) return error;
   if (error != 0 && error != EWOULDBLOCK) {
     warnings_.push_back(
         absl::StrCat("--checkpoint_dir cannot be locked (", strerror(error),
