@@ -92,7 +92,7 @@ bool OpenStandardFiles() {
   return opened;
 }
 
-// For what a process cannot change once its libraries are loaded. If it fails, the process goes on as it is.
+// Executes the program again: libraries read some settings only while they are loaded. Returns if that fails.
 void StartAnew(char** argv) {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);

@@ -1,4 +1,4 @@
-// What a failed connection means, and what to do about it.
+// Tells apart the failures of connections, with advice for each.
 #ifndef LOSSD_CLIENT_SRC_CONNECTION_DIAGNOSIS_H_
 #define LOSSD_CLIENT_SRC_CONNECTION_DIAGNOSIS_H_
 

@@ -42,7 +42,7 @@ constexpr char kHttpStatusUrl[] = "type.lossd/HttpStatus";
 bool IsMadeOnTheWay(const grpc::Status& status) {
   const std::string& message = status.error_message();
   switch (status.error_code()) {
-    // Calls that this library has cancelled end without anybody who waits for their status.
+    // This library reads no status of a call that it has cancelled.
     case grpc::StatusCode::CANCELLED:
     case grpc::StatusCode::INTERNAL:
     case grpc::StatusCode::UNKNOWN:

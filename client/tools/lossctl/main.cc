@@ -89,7 +89,7 @@ ExitCode Fail(const std::string& message, ExitCode code) {
   return code;
 }
 
-// What was printed is on its way, or the command says that it is not.
+// Writes out the result. Fails if standard output does not take all of it.
 ExitCode Finish(const Context& context) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return ExitCode::kOk;
   const int error = errno;  // of the write that failed, now or before

@@ -98,7 +98,7 @@ absl::Status Head::FindObstacleLocked(ChunkItem& item, const absl::Status& teach
   return absl::OkStatus();
 }
 
-// Nothing can take it out of the window any more: if its batch fails, so does the head, with the window.
+// An answered chunk stays in the window: if its batch fails, the head fails with the window.
 void Head::OnChunkAnswered(const ChunkItem& item) {
   if (!item.in_window()) return;
   const MutexLock lock(mutex_);

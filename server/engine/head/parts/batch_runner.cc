@@ -185,7 +185,7 @@ void BatchRunner::AnswerNext(int32_t holder) {
   }
   started.answered = absl::Now();
   answer.ready = started.answered;
-  // Whoever has the answer finds its tokens counted.
+  // Counted first: the client that has the answer may ask for the count.
   if (!item.rejected()) {
     CountAnswered(batch, started);
     batch.owner->OnChunkAnswered(item);

@@ -69,7 +69,7 @@ struct Window {
   uint64_t generation = 1;
   WindowState state = WindowState::kOpen;
   uint64_t tokens = 0;  // valid tokens that were answered
-  // While sealed, of a head with a second gradient: those of the next window.
+  // Tokens of the next window; 0 unless this one is sealed and the head has a second gradient.
   uint64_t next_tokens = 0;
 
   // While sealing or sealed: the marks that whatever ends the window was begun with, in canonical form.
