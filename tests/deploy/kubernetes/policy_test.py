@@ -611,43 +611,11 @@ class Policy(unittest.TestCase):
                     wildcard = f"*.{name.partition('.')[2]}.{suffix}"
                     self.assertIn(wildcard, certificate["spec"]["dnsNames"], name)
 
-    # From earlier manifests
-
-    def test_certificates_keep_the_names_that_pods_have_until_they_are_deleted(self) -> None:
-        (certificate,) = (
-            c
-            for c in of_kind(render(KUBERNETES / "components/cert-manager"), "Certificate")
-            if c["spec"]["secretName"] == "lossd-tls"
-        )
-        for workload in of_kind(overlay("multi-head"), "StatefulSet"):
-            for suffix in ("svc", "svc.cluster.local"):
-                self.assertIn(f"*.{workload['metadata']['name']}.lossd.{suffix}", certificate["spec"]["dnsNames"])
-
     def test_nothing_of_the_namespace_folder_is_pruned(self) -> None:
         for manifest in render(KUBERNETES / "namespace"):
             self.assertLessEqual(
                 UNPRUNED.items(), manifest["metadata"].get("annotations", {}).items(), manifest["kind"]
             )
-
-    def test_the_patch_of_the_documentation_guards_all_that_overlays_had(self) -> None:
-        (patches,) = patches_of_the_documentation("Prune=false")
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "kubernetes").symlink_to(KUBERNETES)
-            earlier = Path(folder, "earlier")
-            earlier.mkdir()
-            shutil.copytree(KUBERNETES / "namespace", Path(folder, "namespace"))
-            kustomization = Path(folder, "namespace/kustomization.yaml")
-            bare = yaml.safe_load(kustomization.read_text(encoding="utf-8"))
-            del bare["commonAnnotations"]
-            kustomization.write_text(yaml.safe_dump(bare), encoding="utf-8")
-            resources = {"resources": ["../namespace", "../kubernetes/overlays/multi-head"]}
-            (earlier / "kustomization.yaml").write_text(yaml.safe_dump(resources | patches), encoding="utf-8")
-            guarded = {
-                manifest["kind"]: UNPRUNED.items() <= manifest["metadata"].get("annotations", {}).items()
-                for manifest in render(earlier)
-            }
-        moved = {manifest["kind"] for manifest in render(KUBERNETES / "namespace")}
-        self.assertEqual({kind for kind, unpruned in guarded.items() if unpruned}, moved)
 
     def test_a_further_lossd_needs_no_further_name(self) -> None:
         # As the documentation says: a folder of multi-head is copied, and has another suffix.
