@@ -30,7 +30,6 @@ RULER = re.compile(r"\s*(?://|#)\s*[-=]{3,}")
 # What cannot be wrapped: a row of a table, a quotation (of a licence), a picture, one word (an address, a code span).
 UNWRAPPED = re.compile(r"\s*(?:\||>|!\[|(?:[-*] )?\S+$)")
 FENCE = re.compile(r" *(?:```|~~~)")
-FROZEN = "tests/integration/skew/previous_proto/"
 
 
 def prose_of(lines):
@@ -72,13 +71,13 @@ def violations_of(path, text):
             yield f"{path}:{number}: white space at the end of the line"
         if MACHINE_PATH.search(line):
             yield f"{path}:{number}: absolute path of one machine"
-        if path.endswith(CODE) and not path.startswith(FROZEN) and RULER.match(line):
+        if path.endswith(CODE) and RULER.match(line):
             yield f"{path}:{number}: a ruler; say in words what follows, or give it a file of its own"
         if path.endswith(CMAKE) and len(line) > MAX_COLUMNS:
             yield f"{path}:{number}: {len(line)} columns; CMake has at most {MAX_COLUMNS}"
         if NOTE.search(line):
             yield f"{path}:{number}: note of unfinished work"
-        if path.endswith(CODE) and not path.startswith(FROZEN) and NO_SUBJECT.search(line):
+        if path.endswith(CODE) and NO_SUBJECT.search(line):
             yield f"{path}:{number}: a comment that begins with 'Of'; name what it speaks of"
 
 
