@@ -35,9 +35,7 @@ absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag,
   request.set_incarnation(life.incarnation);
   if (life.history != 0) request.set_history(life.history);
   if (life.known()) request.set_restores(impl_->context->restores());
-  if (impl_->context->connection().Has("checkpoint_marks")) {
-    internal::AddMarks(*impl_->context, marks, &request);
-  }
+  internal::AddMarks(marks, &request);
   const auto saved = impl_->context->connection().Call(&v1::HeadService::Stub::AsyncSaveCheckpoint, request,
                                                        internal::kWorkCall);
   if (const auto position = internal::PositionOf(saved.status());

@@ -94,15 +94,6 @@ const Features& KnownFeatures() {
   return *features;
 }
 
-const Features& FeaturesWithoutList() {
-  static const Features* const features = new Features{
-      "bias",          "checkpoints", "class_weights", "deterministic_sessions", "distillation",
-      "double_buffer", "drain",       "flush_scale",   "frozen_heads",           "gradient_stats",
-      "load_weights",  "logits",      "loss_options",  "master_weights",         "optimizer",
-      "regions",       "timing",      "token_inputs",  "token_returns"};
-  return *features;
-}
-
 std::optional<MissingFeature> FindMissingFeature(const Message& message, const Features& server) {
   const Descriptor& type = *message.GetDescriptor();
   if (Lacks(server, FeatureOf(type))) return MissingFeature{FeatureOf(type), ""};

@@ -16,10 +16,6 @@ using Features = std::set<std::string>;
 // Every name in this program's .proto files.
 const Features& KnownFeatures();
 
-// What servers can do that list nothing: those from before there was a list, as far as this program has a use
-// for it. A name that is added to the .proto files later is never added here.
-const Features& FeaturesWithoutList();
-
 struct MissingFeature {
   std::string name;
   // What needs it, from the message that was searched: "options.distillation"; empty: that message itself.

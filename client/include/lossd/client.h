@@ -212,8 +212,8 @@ struct ServerStatus {
   uint64_t tokens_applied = 0;
   int64_t queued_chunks = 0;
   std::vector<HeadInfo> heads;
-  // What it can do, by the names in docs/compatibility.md; empty: it is from before servers said so. What a
-  // call needs and the server lacks is not sent: UNIMPLEMENTED names it.
+  // What it can do, by the names in docs/compatibility.md. What a call needs and the server lacks is not
+  // sent: UNIMPLEMENTED names it.
   std::vector<std::string> features = {};
   // Where heads lie over several devices: the ranks, and how often they were started, this time included.
   // Else none, and 0.
@@ -240,7 +240,7 @@ struct ServerMemory {
   int64_t device_free_bytes = 0;
   int64_t head_quota_bytes = 0;  // what one head may reserve with all its sessions; 0: no quota
   // Memory for work under way comes on top: credits of sessions, and streams of rows (ReadWeights,
-  // ReadGradient) with the rows they may hold until those are read. 0 of a server that does not tell.
+  // ReadGradient) with the rows they may hold until those are read.
   int64_t staging_limit_bytes = 0;
   int64_t staging_reserved_bytes = 0;
   int64_t row_streams = 0;

@@ -15,16 +15,12 @@ struct BatchPlaces {
   std::optional<RegionPlace> hidden_states;
   std::optional<RegionPlace> teacher_hidden;  // of a distillation
   std::optional<RegionPlace> dx;
-  // Nobody wants dX, and the server leaves it out. (One that cannot sends it all the same.)
-  bool dx_left_out = false;
 
-  // Whether answers carry dX.
-  bool DxIsSent(const Batch& batch) const {
-    return !dx && !dx_left_out && batch.mode != ComputeMode::kLossOnly;
-  }
+  // Whether answers carry dX: it is wanted, and not put into a region.
+  bool DxIsSent(const BatchOutputs& outputs) const { return outputs.dx != nullptr && !dx; }
   // Whether chunks carry labels and losses only.
-  bool All(const Batch& batch) const {
-    return hidden_states && (teacher_hidden || !batch.distillation) && !DxIsSent(batch);
+  bool All(const Batch& batch, const BatchOutputs& outputs) const {
+    return hidden_states && (teacher_hidden || !batch.distillation) && !DxIsSent(outputs);
   }
 
   // A chunk that begins at a multiple of so many tokens has offsets that the server takes.

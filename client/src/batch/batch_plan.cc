@@ -207,10 +207,6 @@ absl::Status ValidateBatch(const HeadConfig& head, const Batch& batch, const Bat
   return absl::OkStatus();
 }
 
-DataType DxTypeOnWire(const BatchOutputs& outputs) {
-  return outputs.dx == nullptr ? DataType::kBFloat16 : outputs.dx_type;
-}
-
 absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
                                     const BatchPlaces& places, const SentTokens& sent, int64_t chunk_bytes,
                                     const v1::SessionLimits& limits, int32_t lanes) {
@@ -219,10 +215,10 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
   const int64_t own_bytes = head.hidden_size * SizeOf(batch.hidden_type);
   const int64_t teacher_bytes = TeacherRowBytes(batch);
   const int64_t hidden_bytes = own_bytes + teacher_bytes;
-  const int64_t dx_bytes = places.DxIsSent(batch) ? head.hidden_size * SizeOf(DxTypeOnWire(outputs)) : 0;
+  const int64_t dx_bytes = places.DxIsSent(outputs) ? head.hidden_size * SizeOf(outputs.dx_type) : 0;
   const int64_t payload_bytes = TokenBytes(batch, outputs) + (places.hidden_states ? 0 : own_bytes) +
                                 (places.teacher_hidden ? 0 : teacher_bytes) + dx_bytes;
-  const bool all_in_regions = places.All(batch);
+  const bool all_in_regions = places.All(batch, outputs);
 
   if (chunk_bytes <= 0) chunk_bytes = all_in_regions ? kMostChunkBytes : DefaultChunkBytes(limits);
   const auto most = MostTokens(hidden_bytes, payload_bytes + lists.MeanBytes(), chunk_bytes, limits);

@@ -17,9 +17,6 @@ namespace lossd::internal {
 // Sizes, pointers, labels, scales and options; INVALID_ARGUMENT names the field and both values.
 absl::Status ValidateBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs);
 
-// The type in which dX is asked for: the narrowest if nobody wants it, and a server sends it all the same.
-DataType DxTypeOnWire(const BatchOutputs& outputs);
-
 struct ChunkRange {
   int64_t first = 0;  // of the tokens that are sent
   int64_t tokens = 0;

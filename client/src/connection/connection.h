@@ -112,9 +112,6 @@ class Connection {
     return features_.Check(request);
   }
 
-  // For what is done in another way at a server that lacks it.
-  bool Has(const std::string& feature) const { return features_.Has(feature); }
-
   // A unary call, e.g. Call(&v1::HeadService::Stub::AsyncGetHead, request). It is repeated with growing
   // pauses while the server is UNAVAILABLE or asks for patience, up to options().reconnect_timeout: so it
   // must be safe to repeat, or `options` say that it is not.

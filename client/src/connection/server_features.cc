@@ -10,8 +10,7 @@ namespace lossd::internal {
 void ServerFeatures::Note(const v1::GetStatusResponse& status) {
   const std::lock_guard lock(mutex_);
   version_ = status.version();
-  features_ = status.features().empty() ? wire::FeaturesWithoutList()
-                                        : wire::Features(status.features().begin(), status.features().end());
+  features_ = wire::Features(status.features().begin(), status.features().end());
   const wire::Features& known = wire::KnownFeatures();
   lacks_nothing_ = std::includes(features_.begin(), features_.end(), known.begin(), known.end());
 }
@@ -26,12 +25,6 @@ absl::Status ServerFeatures::Check(const google::protobuf::Message& request) con
       absl::StrCat("lossd ", version_, " at ", target_, " does not have the feature '", missing->name,
                    "', which ", missing->path.empty() ? type : absl::StrCat(missing->path, " of ", type),
                    " needs; nothing was sent. Update the server (and connect anew), or do without it"));
-}
-
-bool ServerFeatures::Has(const std::string& feature) const {
-  if (lacks_nothing_) return true;
-  const std::lock_guard lock(mutex_);
-  return features_.contains(feature);
 }
 
 }  // namespace lossd::internal

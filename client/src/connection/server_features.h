@@ -1,5 +1,4 @@
-// What the server at the other end of a connection can do, as it says itself. A server from before a field of
-// a request would drop it without a word: what it lacks is not sent.
+// What the server at the other end of a connection can do, as it says itself. What it lacks is not sent.
 #ifndef LOSSD_CLIENT_SRC_CONNECTION_SERVER_FEATURES_H_
 #define LOSSD_CLIENT_SRC_CONNECTION_SERVER_FEATURES_H_
 
@@ -26,8 +25,6 @@ class ServerFeatures {
   // UNIMPLEMENTED names what `request` needs and the server lacks. Looks at the request only if it lacks
   // anything that this client knows.
   absl::Status Check(const google::protobuf::Message& request) const;
-  // Whether the server has it, of what this client knows.
-  bool Has(const std::string& feature) const;
 
  private:
   const std::string target_;

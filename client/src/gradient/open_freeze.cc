@@ -10,7 +10,7 @@ v1::BeginFlushRequest RequestOf(const HeadContext& head, const OpenFreeze& freez
   request.set_head(head.config().name);
   request.set_generation(freeze.generation);
   if (freeze.gradient_scale != 1) request.set_gradient_scale(freeze.gradient_scale);
-  AddMarks(head, freeze.marks, &request);
+  AddMarks(freeze.marks, &request);
   return request;
 }
 

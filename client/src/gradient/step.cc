@@ -18,7 +18,7 @@ absl::StatusOr<lossd::GradientStats> Head::GradientStats(std::span<const Session
   request.set_head(config().name);
   request.set_generation(window.generation());
   request.set_gradient_scale(gradient_scale);
-  internal::AddMarks(head, marks, &request);
+  internal::AddMarks(marks, &request);
   const auto stats =
       head.connection().Call(&v1::GradientService::Stub::AsyncGradientStats, request, internal::kWorkCall);
   if (!stats.ok()) return window.Explain(stats.status());
@@ -42,7 +42,7 @@ absl::StatusOr<StepResult> Head::ApplyStep(const StepOptions& options,
   v1::ApplyStepRequest request = internal::ToProto(options);
   request.set_head(config().name);
   request.set_generation(window.generation());
-  internal::AddMarks(head, marks, &request);
+  internal::AddMarks(marks, &request);
   const auto step =
       head.connection().Call(&v1::GradientService::Stub::AsyncApplyStep, request, internal::kWorkCall);
   head.unanswered().SetStep(internal::MayBeDone(step.status())

@@ -19,18 +19,9 @@ bool MayBeDone(const absl::Status& status);
 // Why what is of another past than the head's is gone.
 const char* CauseOfLoss(const ServerLife& life);
 
-// With what they are of, if the server knows to look at that.
 template <class Request>
-void AddMarks(const HeadContext& head, std::span<const SessionMarks> marks, Request* request) {
-  const bool with_past = head.connection().Has("past_of_marks");
-  for (const SessionMarks& session : marks) {
-    v1::SessionMarks* added = request->add_marks();
-    *added = ToProto(session);
-    if (with_past) continue;
-    added->clear_incarnation();
-    added->clear_restores();
-    added->clear_generation();
-  }
+void AddMarks(std::span<const SessionMarks> marks, Request* request) {
+  for (const SessionMarks& session : marks) *request->add_marks() = ToProto(session);
 }
 
 // Used by one thread. The head must outlive it.

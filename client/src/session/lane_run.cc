@@ -60,15 +60,13 @@ void SetRef(const RegionPlace& place, int64_t offset, v1::TensorRef* ref) {
   ref->set_offset(place.offset + offset);
 }
 
-v1::ComputeMode ModeOf(const Batch& batch, DxOnWire dx) {
+v1::ComputeMode ModeOf(const Batch& batch, const BatchOutputs& outputs) {
   if (batch.mode == ComputeMode::kLossOnly) return v1::COMPUTE_MODE_LOSS_ONLY;
-  return dx == DxOnWire::kLeftOut ? v1::COMPUTE_MODE_LOSS_AND_WEIGHT_GRADIENT
-                                  : v1::COMPUTE_MODE_LOSS_AND_GRADIENTS;
+  return outputs.dx == nullptr ? v1::COMPUTE_MODE_LOSS_AND_WEIGHT_GRADIENT
+                               : v1::COMPUTE_MODE_LOSS_AND_GRADIENTS;
 }
 
 }  // namespace
-
-bool LeavesDxOut(const Connection& connection) { return connection.Has("weight_gradient_alone"); }
 
 LaneRun::LaneRun(Lane* lane, const BatchJob* job, std::vector<ChunkRange> ranges, uint64_t expected_repeats)
     : lane_(lane),
@@ -128,7 +126,6 @@ bool LaneRun::SendNext() {
     lane_->link().NoteContribution(job_->generation);
   }
   piece.sent = true;
-  piece.dx = WantedDx();
   lane_->NoteSent(sequence);
   ++outstanding_;
   outstanding_bytes_ += piece.range.payload_bytes;
@@ -140,14 +137,7 @@ bool LaneRun::SendNext() {
   return written;
 }
 
-// Asked for each chunk: behind a lost stream the server may be another one.
-DxOnWire LaneRun::WantedDx() const {
-  if (job_->batch.mode == ComputeMode::kLossOnly || job_->places.dx) return DxOnWire::kNone;
-  if (job_->outputs.dx != nullptr) return DxOnWire::kSent;
-  return LeavesDxOut(lane_->link().head().connection()) ? DxOnWire::kLeftOut : DxOnWire::kSent;
-}
-
-v1::Chunk LaneRun::Header(const ChunkRange& range, DxOnWire dx, uint64_t sequence, Runs runs) const {
+v1::Chunk LaneRun::Header(const ChunkRange& range, uint64_t sequence, Runs runs) const {
   const Batch& batch = job_->batch;
   const int64_t first = range.first;
   v1::Chunk chunk;
@@ -164,8 +154,8 @@ v1::Chunk LaneRun::Header(const ChunkRange& range, DxOnWire dx, uint64_t sequenc
   }
   if (job_->window_token) chunk.set_window_token(*job_->window_token + first);
   chunk.set_hidden_dtype(ToProto(batch.hidden_type));
-  chunk.set_dx_dtype(ToProto(DxTypeOnWire(job_->outputs)));
-  chunk.set_mode(ModeOf(batch, dx));
+  if (job_->outputs.dx != nullptr) chunk.set_dx_dtype(ToProto(job_->outputs.dx_type));
+  chunk.set_mode(ModeOf(batch, job_->outputs));
   chunk.set_ignore_index(batch.ignore_index);
   chunk.set_gradient_scale(job_->scales.all);
   SetLossOptions(batch, job_->scales, job_->outputs.returns, &chunk);
@@ -201,15 +191,14 @@ grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
         Rows(static_cast<const std::byte*>(batch.distillation->hidden_states), TeacherRowBytes(batch), runs);
   }
   const std::vector<int64_t> labels = Gather(batch.labels, std::span(runs));
-  return EncodeChunk(Header(piece.range, piece.dx, sequence, runs), std::as_bytes(std::span(labels)), hidden,
+  return EncodeChunk(Header(piece.range, sequence, runs), std::as_bytes(std::span(labels)), hidden,
                      job_->lent, teacher_hidden);
 }
 
 absl::Status LaneRun::CheckSupported() const {
   // Its chunks differ in numbers only: one token of the first has every field.
   const ChunkRange range{.first = pieces_.front().range.first, .tokens = 1};
-  const v1::Chunk chunk =
-      Header(range, WantedDx(), first_sequence_, job_->sent.Runs(range.first, range.tokens));
+  const v1::Chunk chunk = Header(range, first_sequence_, job_->sent.Runs(range.first, range.tokens));
   return lane_->link().head().connection().CheckSupported(chunk);
 }
 
@@ -264,15 +253,16 @@ absl::Status LaneRun::CheckResult(const v1::ChunkResult& result, const DecodedRe
                                   const Piece& piece) const {
   if (result.disposition() == v1::DISPOSITION_REJECTED) return absl::OkStatus();
   const int64_t tokens = piece.range.tokens;
+  const BatchOutputs& outputs = job_->outputs;
   const int64_t dx_bytes =
-      piece.dx == DxOnWire::kSent ? tokens * job_->head.hidden_size * SizeOf(DxTypeOnWire(job_->outputs)) : 0;
+      job_->places.DxIsSent(outputs) ? tokens * job_->head.hidden_size * SizeOf(outputs.dx_type) : 0;
   const auto losses_bytes = tokens * static_cast<int64_t>(sizeof(float));
   if (response.losses_bytes() != losses_bytes || response.dx_bytes() != dx_bytes) {
     return absl::InternalError(absl::StrCat(
         "the server answered sequence ", result.sequence(), " with ", response.losses_bytes(),
         " bytes of losses and ", response.dx_bytes(), " of dx; expected ", losses_bytes, " and ", dx_bytes));
   }
-  return CheckReturns(job_->outputs.returns, tokens, result.returns());
+  return CheckReturns(outputs.returns, tokens, result.returns());
 }
 
 void LaneRun::CopyOutputs(const DecodedResponse& response, const Piece& piece) const {
@@ -282,7 +272,7 @@ void LaneRun::CopyOutputs(const DecodedResponse& response, const Piece& piece) c
     response.CopyLosses(Rows(std::as_writable_bytes(outputs.losses).data(), sizeof(float), runs));
   }
   CopyReturns(outputs.returns, runs, response.header().result().returns());
-  if (outputs.dx != nullptr && !job_->places.dx) {
+  if (job_->places.DxIsSent(outputs)) {
     const int64_t row_bytes = job_->head.hidden_size * SizeOf(outputs.dx_type);
     response.CopyDx(Rows(static_cast<std::byte*>(outputs.dx), row_bytes, runs));
   }

@@ -24,9 +24,6 @@
 
 namespace lossd::internal {
 
-// Whether the server can do without dX: one from before that sends it, and it is dropped.
-bool LeavesDxOut(const Connection& connection);
-
 // How a batch's chunks come by their hidden states.
 enum class HiddenStates {
   kSent,
@@ -52,19 +49,11 @@ struct BatchJob {
   bool Accumulates() const { return batch.mode == ComputeMode::kLossAndGradients && !head.frozen; }
 };
 
-// What a chunk's answer has of dX.
-enum class DxOnWire {
-  kNone,     // nothing: of losses alone, or with dX in a region
-  kSent,     // all of it, even if nobody wants it
-  kLeftOut,  // nothing: nobody wants it, and the server makes none
-};
-
 // One chunk and what became of it.
 struct Piece {
   ChunkRange range;
-  DxOnWire dx = DxOnWire::kNone;  // as it was sent last
-  bool sent = false;              // and may have been accepted
-  bool repeat_expected = false;   // the server is known to have it: sending it again only gets its answer
+  bool sent = false;             // and may have been accepted
+  bool repeat_expected = false;  // the server is known to have it: sending it again only gets its answer
   bool answered = false;
   bool hidden_states_held = false;  // as its answer says
   bool repeated = false;
@@ -124,10 +113,8 @@ class LaneRun {
   void SendAll();
   bool CreditAllows(const Piece& piece) const;
   bool SendNext();
-  DxOnWire WantedDx() const;
   // The chunk without labels and hidden states; `runs` are those of its tokens.
-  v1::Chunk Header(const ChunkRange& range, DxOnWire dx, uint64_t sequence,
-                   std::span<const SentTokens::Run> runs) const;
+  v1::Chunk Header(const ChunkRange& range, uint64_t sequence, std::span<const SentTokens::Run> runs) const;
   grpc::ByteBuffer Encode(const Piece& piece, uint64_t sequence) const;
   absl::Status Handle(grpc::ByteBuffer* message);
   absl::Status TakeResult(const DecodedResponse& response);

@@ -85,7 +85,6 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& given, const Bat
     if (absl::Status here = lanes_.ComeHere(); !here.ok()) return here;
   }
   if (absl::Status status = lanes_.EnsureReady(); !status.ok()) return status;
-  places->dx_left_out = outputs.dx == nullptr && internal::LeavesDxOut(head_->connection());
   auto result = Send(batch, outputs, *places, sent);
   if (result.ok() && sent.count() < static_cast<int64_t>(batch.labels.size())) {
     internal::FillUnneeded(needed, config, outputs);

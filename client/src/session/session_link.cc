@@ -42,15 +42,6 @@ absl::Status CheckKind(const HeadConfig& made, const v1::OpenSessionResponse& no
   return absl::OkStatus();
 }
 
-// Whatever a server has accepted may be in it if that is from before this field.
-bool InWindow(const v1::OpenSessionResponse& response) {
-  if (response.frozen()) return false;
-  if (response.has_in_window()) return response.in_window();
-  const auto& lanes = response.lanes();
-  return std::any_of(lanes.begin(), lanes.end(),
-                     [](const v1::LaneMarks& lane) { return lane.accepted() > 0; });
-}
-
 }  // namespace
 
 SessionLink::SessionLink(std::shared_ptr<HeadContext> head, SessionOptions options)
@@ -90,9 +81,7 @@ absl::Status SessionLink::CheckRestored(const v1::OpenSessionResponse& response)
   const bool same_server = response.incarnation() == incarnation_;
   const uint64_t before = IsSameLifeLocked(response) ? restores_ : 0;
   if (session_id_.empty() || response.restores() == before) return absl::OkStatus();
-  // Servers before that feature do not tell what the checkpoint is of.
-  const bool of_this_past = response.has_restored_from() ? response.restored_from() == restores_
-                                                         : !head_->connection().Has("past_of_marks");
+  const bool of_this_past = response.has_restored_from() && response.restored_from() == restores_;
   const uint64_t known = std::max(GenerationLocked(), set_back_from_);
   if (!same_server || !of_this_past || response.session_id() != session_id_ ||
       response.generation() != known) {
@@ -143,14 +132,10 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
   request.set_rank(options_.rank);
   request.set_lanes(lanes);
   request.set_deterministic(options_.deterministic == Deterministic::kYes);
-  // A server that knows nothing of replicas has the session anyway. Deterministic ones are placed by their
-  // rank.
+  // Deterministic sessions are placed by their rank.
   const bool regions = !head_->regions().empty() && options_.deterministic == Deterministic::kNo;
-  if ((here_ || regions) && head_->connection().Has("replicas")) request.set_at_this_replica(true);
-  // A server that cannot hold hidden states gets them each time.
-  if (head_->connection().Has("held_hidden_states")) {
-    request.set_held_hidden_bytes(options_.held_hidden_bytes);
-  }
+  request.set_at_this_replica(here_ || regions);
+  request.set_held_hidden_bytes(options_.held_hidden_bytes);
   const TraceScope scope(&trace_);
   std::shared_ptr<ServerChannel> server;
   auto response = head_->connection().Call(&v1::LossService::Stub::AsyncOpenSession, request,
@@ -196,7 +181,7 @@ absl::Status SessionLink::CheckReplaceable(const v1::OpenSessionResponse& respon
         head_->config().name, contributed_generation_,
         same_life ? "the replica that had the session was lost" : "the server was restarted");
   }
-  if (response.has_in_window() && !response.in_window()) {
+  if (!response.in_window()) {
     return WindowLostError(head_->config().name, contributed_generation_,
                            "it came from a checkpoint, and was dropped when another replica was lost");
   }
@@ -212,7 +197,7 @@ void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
   session_id_ = response.session_id();
   incarnation_ = response.incarnation();
   generation_ = response.generation();
-  opened_in_window_ = InWindow(response);
+  opened_in_window_ = !response.frozen() && response.in_window();
   contributed_generation_ = opened_in_window_ ? response.generation() : 0;
   contributions_ = opened_in_window_ ? 1 : 0;
   next_places_.clear();

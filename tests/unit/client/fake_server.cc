@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "tests/unit/client/fake_values.h"
@@ -36,7 +37,7 @@ grpc::Status FakeServer::Open(const v1::OpenSessionRequest& request, v1::OpenSes
   if (!has_head_) return {StatusCode::NOT_FOUND, "no such head"};
   const int lanes = std::max(1, request.lanes());
   Session& session = sessions_[request.client_key()];
-  response->set_is_new(session.id.empty() && !forget_sessions_are_new);
+  response->set_is_new(session.id.empty());
   if (session.id.empty()) session.id = "session-" + std::to_string(++observed_.sessions);
   if (session.accepted.empty()) session.accepted.resize(static_cast<size_t>(lanes));
   if (session.accepted.size() != static_cast<size_t>(lanes)) {
@@ -50,7 +51,7 @@ grpc::Status FakeServer::Open(const v1::OpenSessionRequest& request, v1::OpenSes
     response->set_history(history_);
   }
   response->set_restores(restores_);
-  if (in_window) response->set_in_window(*in_window);
+  response->set_in_window(in_window.value_or(std::ranges::any_of(session.accepted, std::identity())));
   *response->mutable_limits() = limits;
   for (int i = 0; i < lanes; ++i) {
     auto* marks = response->add_lanes();

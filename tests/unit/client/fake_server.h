@@ -27,6 +27,7 @@
 #include "lossd/v1/head.grpc.pb.h"
 #include "lossd/v1/loss.grpc.pb.h"
 #include "lossd/v1/status.grpc.pb.h"
+#include "proto/wire/features.h"
 #include "tests/unit/client/session_data.h"
 
 namespace lossd::testing {
@@ -79,7 +80,7 @@ class FakeServer {
   void Lose(const Loss& is);
   Loss loss;                                // of Fate::kReplicaLost
   std::optional<Loss> loss_before_streams;  // before the next stream of a session
-  std::optional<bool> in_window;            // as OpenSession tells it; unset: an old server
+  std::optional<bool> in_window;            // as OpenSession tells it; unset: whether anything is accepted
 
   struct Observed {
     std::vector<int> stream_lanes;  // of each stream, in the order of their starts
@@ -131,16 +132,15 @@ class FakeServer {
   // another server, or weights that were restored, whose logits are all 2: of the same version.
   int restart_before_logits = 0;
   int restore_before_logits = 0;
-  int refused_aborts = 0;                   // AbortFlush fails that many times
-  std::vector<std::string> lane_addresses;  // as OpenSession tells them
-  int unavailable_status = 0;               // GetStatus fails that many times
-  std::vector<std::string> features;        // as GetStatus lists them, of lossd 0.0.7; none: an old server
+  int refused_aborts = 0;                           // AbortFlush fails that many times
+  std::vector<std::string> lane_addresses;          // as OpenSession tells them
+  int unavailable_status = 0;                       // GetStatus fails that many times
+  wire::Features features = wire::KnownFeatures();  // as GetStatus lists them, of lossd 0.0.7
   bool change_weights_on_cut = false;
   bool has_bias = false;
   bool corrupt_bias_gradient = false;
-  bool double_buffer = false;            // the head has two gradients
-  bool short_returns = false;            // answers leave the last of each array out
-  bool forget_sessions_are_new = false;  // as a server does whose OpenSession does not say so
+  bool double_buffer = false;  // the head has two gradients
+  bool short_returns = false;  // answers leave the last of each array out
   static constexpr int64_t kRowsPerMessage = 2;
   // When a stalled stream goes on; looked at whenever a chunk has been dealt with.
   std::function<bool(const Observed&)> stalled_until;

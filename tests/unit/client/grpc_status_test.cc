@@ -50,7 +50,7 @@ constexpr Case kCases[] = {
      absl::StatusCode::kPermissionDenied, "HTTP 403"},
     {StatusCode::UNKNOWN, "Received http2 header with status: 413", absl::StatusCode::kResourceExhausted,
      absl::StatusCode::kUnknown, "client_max_body_size"},
-    // An older server, or gRPC in a server, says these without details.
+    // Answers of servers, which gRPC may have made: they may be without details.
     {StatusCode::UNIMPLEMENTED, "", absl::StatusCode::kUnimplemented, absl::StatusCode::kUnimplemented, ""},
     {StatusCode::PERMISSION_DENIED, "not this role", absl::StatusCode::kPermissionDenied,
      absl::StatusCode::kPermissionDenied, "not this role"},

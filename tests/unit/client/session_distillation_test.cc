@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "proto/wire/features.h"
 #include "tests/unit/client/fake_server.h"
 #include "tests/unit/client/session_fixture.h"
 
@@ -73,15 +72,7 @@ struct ListedData : Data {
   std::vector<float> probabilities;
 };
 
-class SessionDistillationTest : public SessionTest {
- protected:
-  // At a server that has all that there is.
-  Session OpenAtNewest() {
-    const wire::Features& known = wire::KnownFeatures();
-    fake_.features = {known.begin(), known.end()};
-    return Open();
-  }
-};
+using SessionDistillationTest = SessionTest;
 
 // Also of chunks whose first answer was lost.
 TEST_F(SessionDistillationTest, DivergencesComeToTheirPlaceAndResentChunksCarryTheTeachersHiddenStatesAgain) {
@@ -105,7 +96,7 @@ TEST_F(SessionDistillationTest, DivergencesComeToTheirPlaceAndResentChunksCarryT
 
 TEST_F(SessionDistillationTest, ListsOfSoftTargetsAreCutWithTheTokensThatAreSent) {
   Script(2, Fate::kCutBeforeAnswer);
-  Session session = OpenAtNewest();
+  Session session = Open();
   ListedData data;
   std::vector<float> divergences(5);
   BatchOutputs outputs = data.outputs();
@@ -137,7 +128,7 @@ TEST_F(SessionDistillationTest, ListsOfSoftTargetsThatCannotBeAreRefusedBeforeAn
     std::function<void(Batch&)> spoil;
     std::string message;
   };
-  Session session = OpenAtNewest();
+  Session session = Open();
   ListedData data;
   const std::vector<Case> cases = {
       {[](Batch& b) { b.target_lists.lists.offsets = b.target_lists.lists.offsets.first(5); },
@@ -167,7 +158,8 @@ TEST_F(SessionDistillationTest, ListsOfSoftTargetsThatCannotBeAreRefusedBeforeAn
 }
 
 TEST_F(SessionDistillationTest, AServerWithoutListsOfSoftTargetsIsSentNone) {
-  Session session = Open();  // of a server that lists no features
+  fake_.features.erase("target_lists");
+  Session session = Open();
   ListedData data;
   const absl::Status status = session.Compute(data.batch(), data.outputs()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);

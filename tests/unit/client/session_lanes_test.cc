@@ -233,10 +233,11 @@ TEST_F(SessionLanesTest, RestartWithNothingInAWindowGoesOnWithANewSessionOnAllLa
   EXPECT_EQ(fake_.window(), data.Window());
 }
 
-TEST_F(SessionLanesTest, ServerThatDoesNotSayWhetherASessionIsNewMayHaveHadItBefore) {
-  fake_.forget_sessions_are_new = true;
-  Session session = OpenLanes();
-  EXPECT_THAT(fake_.observed().stream_lanes, ElementsAre(0, 1, 2, 3));
+TEST_F(SessionLanesTest, ASessionThatWasOpenBeforeIsTakenOverOnAllItsLanes) {
+  OpenLanes();
+  EXPECT_THAT(fake_.observed().stream_lanes, ElementsAre(0));
+  const Session session = OpenLanes();
+  EXPECT_THAT(fake_.observed().stream_lanes, ElementsAre(0, 0, 1, 2, 3));
 }
 
 }  // namespace

@@ -321,7 +321,6 @@ TEST_F(ReplicasTest, AStepWithoutAnAnswerIsTheSameOneAtAnotherReplica) {
 }
 
 TEST_F(ReplicasTest, ACheckpointIsOfTheHistoryAndOfNoReplica) {
-  fake_.features = {"checkpoints", "replicas"};
   const Session session = Open();
   ASSERT_TRUE(head_->SaveCheckpoint("tag").ok());
   ASSERT_EQ(fake_.observed().saves.size(), 1U);
@@ -331,8 +330,7 @@ TEST_F(ReplicasTest, ACheckpointIsOfTheHistoryAndOfNoReplica) {
   EXPECT_TRUE(save.has_restores());
 }
 
-TEST_F(ReplicasTest, ACheckpointNamesWhatItIsToHaveWhereTheServerKnowsOfThat) {
-  fake_.features = {"checkpoints", "checkpoint_marks", "past_of_marks", "replicas"};
+TEST_F(ReplicasTest, ACheckpointNamesWhatItIsToHave) {
   Session session = Open();
   ASSERT_TRUE(Compute(session).ok());
   const std::vector marks{session.marks()};
@@ -341,14 +339,6 @@ TEST_F(ReplicasTest, ACheckpointNamesWhatItIsToHaveWhereTheServerKnowsOfThat) {
   ASSERT_EQ(save.marks_size(), 1);
   EXPECT_EQ(save.marks(0).session_id(), session.id());
   EXPECT_NE(save.marks(0).incarnation(), "");
-}
-
-TEST_F(ReplicasTest, ACheckpointNamesNoMarksToAServerOfBefore) {
-  fake_.features = {"checkpoints", "replicas"};
-  Session session = Open();
-  ASSERT_TRUE(Compute(session).ok());
-  ASSERT_TRUE(head_->SaveCheckpoint("tag", std::vector{session.marks()}).ok());
-  EXPECT_EQ(fake_.observed().saves[0].marks_size(), 0);
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
-// lossd::Session: how much of a batch is under way at once.
+// lossd::Session: what of a batch travels, and how much of it at once.
 #include <gtest/gtest.h>
 
 #include <cstdint>
 
 #include "lossd/client.h"
+#include "lossd/v1/loss.pb.h"
 #include "tests/unit/client/session_data.h"
 #include "tests/unit/client/session_fixture.h"
 
@@ -25,6 +26,17 @@ TEST_F(SessionTest, OutstandingPayloadStaysWithinTheCredit) {
   data.ExpectOutputs();
   // The fake answers only when nothing more would fit: less than three chunks and it would still wait.
   EXPECT_EQ(fake_.observed().peak_outstanding_bytes, 3 * kPayload);
+}
+
+TEST_F(SessionTest, DxThatNobodyWantsIsNotAskedFor) {
+  Session session = Open();
+  Data data(6);
+  BatchOutputs outputs = data.outputs();
+  outputs.dx = nullptr;
+  ASSERT_TRUE(session.Compute(data.batch(), outputs).ok());
+  EXPECT_EQ(fake_.observed().chunks.back().mode(), v1::COMPUTE_MODE_LOSS_AND_WEIGHT_GRADIENT);
+  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+  EXPECT_EQ(fake_.observed().chunks.back().mode(), v1::COMPUTE_MODE_LOSS_AND_GRADIENTS);
 }
 
 }  // namespace
