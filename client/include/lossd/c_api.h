@@ -40,7 +40,7 @@ extern "C" {
 
 /* Goes up when functions or fields are added. A program needs a library of at least the number that it was
  * compiled with. */
-#define LOSSD_C_API_VERSION 8
+#define LOSSD_C_API_VERSION 1
 
 LOSSD_API uint32_t lossd_api_version(void);
 LOSSD_API const char* lossd_version(void); /* "0.1.0" */
@@ -111,15 +111,15 @@ typedef struct lossd_client_options {
   const char* tls_certificate;
   const char* tls_key;
   const char* tls_server_name;
-  /* From version 2 on. File with the token to show to a server that asks for one (lossd::ClientOptions). */
+  /* File with the token to show to a server that asks for one (lossd::ClientOptions). */
   const char* token_file;
   int32_t token_over_plain_text;
   int32_t reserved;
   /* Asked before every call (lossd::ClientOptions::trace), for as long as any handle of the client lives. */
   lossd_trace trace; /* NULL: none */
   void* trace_user;
-  /* From version 5 on, and like `trace` for as long as any handle of the client lives. Asked about every
-   * 100 ms in the thread of a call that waits. */
+  /* Asked about every 100 ms in the thread of a call that waits, for as long as any handle of the client
+   * lives. */
   lossd_interrupted interrupted; /* NULL: none */
   void* interrupted_user;
   int64_t interrupted_thread; /* the only thread, by its gettid(), in which it is asked; 0: all */
@@ -201,15 +201,12 @@ typedef struct lossd_head_config {
   int32_t bias;
   int32_t master_weights;
   int32_t double_buffer;
-  float logit_scale;                       /* 1 */
-  float softcap;                           /* 0: none */
-  int64_t reserved;                        /* 0; this was deferred_bytes, which is no longer supported */
+  int32_t fixed_segments; /* results have the same bits on any number of devices (lossd::HeadConfig) */
+  float logit_scale;      /* 1 */
+  float softcap;          /* 0: none */
   const lossd_optimizer_config* optimizer; /* NULL: none */
   const float* class_weights;              /* [vocab_size], or NULL */
-  /* From version 6 on. */
-  int32_t fixed_segments; /* results have the same bits on any number of devices (lossd::HeadConfig) */
-  /* From version 8 on. */
-  int64_t held_bytes; /* for lossd_batch.hold; at least 0 */
+  int64_t held_bytes;                      /* for lossd_batch.hold; at least 0 */
 } lossd_head_config;
 
 LOSSD_API void lossd_optimizer_config_init(lossd_optimizer_config* config, size_t struct_size);
@@ -247,20 +244,19 @@ LOSSD_API lossd_status* lossd_weight_write_rows(const lossd_weight_write* write,
 LOSSD_API lossd_status* lossd_weight_write_commit(const lossd_weight_write* write, uint64_t* weight_version);
 LOSSD_API void lossd_weight_write_free(lossd_weight_write* write);
 
-/* From version 8 on. A head that the server makes of another one (lossd/copies.h); with `frozen` of its
- * weights alone, and an fp32 master of 16-bit ones with `master_weights`. `*weight_version` is what the
- * source's weights must be of, 0 for whatever they are of, and then what they were of; it may be NULL. */
+/* A head that the server makes of another one (lossd/copies.h); with `frozen` of its weights alone, and an
+ * fp32 master of 16-bit ones with `master_weights`. `*weight_version` is what the source's weights must be
+ * of, 0 for whatever they are of, and then what they were of; it may be NULL. */
 LOSSD_API lossd_status* lossd_client_copy_head(lossd_client* client, const char* source, const char* name,
                                                int32_t frozen, int32_t master_weights,
                                                uint64_t* weight_version, lossd_head** copy);
-/* From version 8 on. weights = decay * weights + (1 - decay) * the source's, at the server: Head::Blend. The
- * versions are what weights must be of, or 0; `*weight_version` is the new one of `head`, unless it is NULL.
- */
+/* weights = decay * weights + (1 - decay) * the source's, at the server: Head::Blend. The versions are what
+ * weights must be of, or 0; `*weight_version` is the new one of `head`, unless it is NULL. */
 LOSSD_API lossd_status* lossd_head_blend(const lossd_head* head, const char* source, double decay,
                                          uint64_t source_version, uint64_t target_version,
                                          uint64_t* weight_version);
 
-/* From version 8 on. Client::ParkHead; the HeadInfo as JSON, unless `json` is NULL. */
+/* Client::ParkHead; the HeadInfo as JSON, unless `json` is NULL. */
 LOSSD_API lossd_status* lossd_client_park_head(lossd_client* client, const char* name, char** json);
 
 /* lossd::LogitsBatch and lossd::LogitsOutputs: of each row all logits, or with top_k above 0 the largest
@@ -286,12 +282,10 @@ LOSSD_API void lossd_logits_init(lossd_logits* logits, size_t struct_size);
 LOSSD_API lossd_status* lossd_head_logits(const lossd_head* head, const lossd_logits* logits,
                                           uint64_t* weight_version);
 
-/* SavedCheckpoint as JSON. */
-LOSSD_API lossd_status* lossd_head_save_checkpoint(const lossd_head* head, const char* tag, char** json);
-/* With these marks, and nothing else, in the window. */
-LOSSD_API lossd_status* lossd_head_save_checkpoint_of(const lossd_head* head, const char* tag,
-                                                      const char* const* marks, size_t marks_count,
-                                                      char** json);
+/* SavedCheckpoint as JSON, unless `json` is NULL. With `marks` the window must have these and nothing else,
+ * or nothing is saved. */
+LOSSD_API lossd_status* lossd_head_save_checkpoint(const lossd_head* head, const char* tag,
+                                                   const char* const* marks, size_t marks_count, char** json);
 
 /* --- Sessions ---------------------------------------------------------------------------------------- */
 
@@ -303,7 +297,7 @@ typedef struct lossd_session_options {
   int64_t chunk_bytes; /* 0: chosen by device */
   int32_t deterministic;
   int32_t lanes_at_target;   /* 0: at every rank that the server names (SessionOptions::spread_lanes) */
-  int64_t held_hidden_bytes; /* as SessionOptions has it. From version 8 on */
+  int64_t held_hidden_bytes; /* as SessionOptions has it */
 } lossd_session_options;
 LOSSD_API void lossd_session_options_init(lossd_session_options* options, size_t struct_size);
 LOSSD_API lossd_status* lossd_head_open_session(const lossd_head* head, const lossd_session_options* options,
@@ -313,7 +307,7 @@ LOSSD_API void lossd_session_free(lossd_session* session);
 LOSSD_API lossd_status* lossd_session_close(lossd_session* session);
 LOSSD_API const char* lossd_session_client_key(const lossd_session* session);
 LOSSD_API int64_t lossd_session_reconnects(const lossd_session* session);
-/* From version 8 on. Session::held_hidden_bytes: what the server has set aside. */
+/* Session::held_hidden_bytes: what the server has set aside. */
 LOSSD_API int64_t lossd_session_held_hidden_bytes(const lossd_session* session);
 /* 1 if the window had something already when the session was opened here, that came with its client_key
  * (Session::opened_in_window), or else 0. */
@@ -391,7 +385,7 @@ typedef struct lossd_batch {
   uint64_t weight_version;        /* 0: any */
   int64_t window_token;           /* -1: behind the batch before */
   const float* entropy_gradients; /* [N], or NULL */
-  uint64_t hold;                  /* of both phases of a batch (lossd::Batch); 0: none. From version 8 on */
+  uint64_t hold;                  /* of both phases of a batch (lossd::Batch); 0: none */
   const int64_t* kept_offsets;    /* [N + 1], or NULL: no lists (Batch::kept_tokens) */
   const int32_t* kept_tokens;     /* [kept_token_count] */
   int64_t kept_token_count;
@@ -469,7 +463,7 @@ typedef struct lossd_flush_options {
   lossd_progress progress;   /* or NULL; called with `user` */
   lossd_on_frozen on_frozen; /* or NULL: called with `user` once the window is frozen */
   void* user;
-  lossd_confirm confirm; /* From version 4 on: or NULL; called with `user` */
+  lossd_confirm confirm; /* or NULL; called with `user` */
 } lossd_flush_options;
 
 typedef struct lossd_flush_result {

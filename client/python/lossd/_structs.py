@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-LOSSD_C_API_VERSION = 8
+LOSSD_C_API_VERSION = 1
 LOSSD_MOST_LANES = 64
 
 # lossd_code
@@ -129,12 +129,11 @@ class HeadConfig(c.Structure):
         ("bias", c.c_int32),
         ("master_weights", c.c_int32),
         ("double_buffer", c.c_int32),
+        ("fixed_segments", c.c_int32),
         ("logit_scale", c.c_float),
         ("softcap", c.c_float),
-        ("reserved", c.c_int64),
         ("optimizer", c.POINTER(OptimizerConfig)),
         ("class_weights", c.c_void_p),
-        ("fixed_segments", c.c_int32),
         ("held_bytes", c.c_int64),
     ]
 
@@ -431,8 +430,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "lossd_client_park_head": (c.c_void_p, [c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p)]),
     "lossd_logits_init": (None, [c.POINTER(Logits), c.c_size_t]),
     "lossd_head_logits": (c.c_void_p, [c.c_void_p, c.POINTER(Logits), c.c_void_p]),
-    "lossd_head_save_checkpoint": (c.c_void_p, [c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p)]),
-    "lossd_head_save_checkpoint_of": (
+    "lossd_head_save_checkpoint": (
         c.c_void_p,
         [c.c_void_p, c.c_char_p, c.POINTER(c.c_char_p), c.c_size_t, c.POINTER(c.c_void_p)],
     ),

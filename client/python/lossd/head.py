@@ -239,7 +239,7 @@ class Head:
         that a replica was lost with it. Without them, what the window has.
         """
         with self._core.handle as head:
-            data = library().json("lossd_head_save_checkpoint_of", head, encoded(tag, "tag"), *marks_array(list(marks)))
+            data = library().json("lossd_head_save_checkpoint", head, encoded(tag, "tag"), *marks_array(list(marks)))
         return from_json(SavedCheckpoint, data)
 
     # Sessions

@@ -166,7 +166,7 @@ class ServerStatus:
     queued_chunks: int = 0
     heads: tuple[HeadInfo, ...] = ()
     features: tuple[str, ...] = ()
-    """What the server can do, by the names in docs/compatibility.md; empty: it is from before servers said so."""
+    """What the server can do, by the names in docs/compatibility.md."""
     ranks: tuple[RankStatus, ...] = ()
     """Where heads lie over several devices; else none."""
     group_epoch: int = 0

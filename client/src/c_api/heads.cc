@@ -37,11 +37,6 @@ absl::StatusOr<HeadConfig> ConfigOf(const lossd_head_config* given) {
   const auto read = Read(given, "config");
   if (!read.ok()) return read.status();
   if (read->name == nullptr) return NullArgument("config.name");
-  if (read->reserved != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("config.reserved is ", read->reserved,
-                     "; it must be 0: it was deferred_bytes, which is no longer supported"));
-  }
   const auto type = DataTypeOf(read->weight_dtype, "config.weight_dtype");
   if (!type.ok()) return type.status();
   const auto optimizer = OptimizerOf(read->optimizer);
@@ -128,12 +123,8 @@ lossd_status* lossd_head_info(const lossd_head* head, char** json) {
   });
 }
 
-lossd_status* lossd_head_save_checkpoint(const lossd_head* head, const char* tag, char** json) {
-  return lossd_head_save_checkpoint_of(head, tag, nullptr, 0, json);
-}
-
-lossd_status* lossd_head_save_checkpoint_of(const lossd_head* head, const char* tag, const char* const* marks,
-                                            size_t marks_count, char** json) {
+lossd_status* lossd_head_save_checkpoint(const lossd_head* head, const char* tag, const char* const* marks,
+                                         size_t marks_count, char** json) {
   return Guarded([&]() -> absl::Status {
     if (absl::Status status = NotNull(head, "head"); !status.ok()) return status;
     if (absl::Status status = NotNull(tag, "tag"); !status.ok()) return status;

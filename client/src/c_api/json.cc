@@ -57,16 +57,13 @@ absl::StatusOr<Number> CountOf(const Json& json, const char* field) {
 
 absl::StatusOr<SessionMarks> MarksOf(const Json& json) {
   SessionMarks marks{.session_id = json.at("session_id").get<std::string>(), .lanes = {}};
-  // Texts of an earlier release have none of these.
-  if (const auto incarnation = json.find("incarnation"); incarnation != json.end()) {
-    marks.incarnation = incarnation->get<std::string>();
-    const auto restores = CountOf<uint64_t>(json, "restores");
-    if (!restores.ok()) return restores.status();
-    marks.restores = *restores;
-    const auto generation = CountOf<uint64_t>(json, "generation");
-    if (!generation.ok()) return generation.status();
-    marks.generation = *generation;
-  }
+  marks.incarnation = json.at("incarnation").get<std::string>();
+  const auto restores = CountOf<uint64_t>(json, "restores");
+  if (!restores.ok()) return restores.status();
+  marks.restores = *restores;
+  const auto generation = CountOf<uint64_t>(json, "generation");
+  if (!generation.ok()) return generation.status();
+  marks.generation = *generation;
   const Json& lanes = json.at("lanes");
   if (!lanes.is_array()) return absl::InvalidArgumentError("lanes is no array");
   for (const Json& lane : lanes) {
