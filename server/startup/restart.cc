@@ -58,10 +58,6 @@ absl::Status Restart::RestoreHeads(engine::Engine& engine) const {
          {"weight_version", head.weight_version},
          {"optimizer_steps", head.optimizer_steps},
          {"bytes", head.bytes}});
-    if (head.ignored_deferred_bytes > 0) {
-      Log(LogLevel::kInfo, "deferred_bytes of a checkpoint is ignored: it is no longer supported",
-          {{"head", head.head}, {"checkpoint", head.tag}, {"deferred_bytes", head.ignored_deferred_bytes}});
-    }
   }
   Log(LogLevel::kInfo,
       drain_.has_value() ? "going on where the last server was drained"

@@ -18,7 +18,6 @@ struct CheckpointInfo {
   uint64_t window_tokens = 0;
   int64_t bytes = 0;     // of all its files
   int64_t saved_at = 0;  // microseconds since the epoch; of one folder's checkpoints no two have the same
-  int64_t ignored_deferred_bytes = 0;  // see HeadCheckpoint
 };
 
 struct DeletedCheckpoint {

@@ -20,9 +20,6 @@ using Session = AccumulationLedger::Session;
 using SessionState = AccumulationLedger::SessionState;
 
 constexpr size_t kMostLanes = 1 << 16;
-constexpr char kAncestors[] = "ancestors";           // of a head, if it has any
-constexpr char kHeldBytes[] = "held_bytes";          // the same
-constexpr char kFixedSegments[] = "fixed_segments";  // in a configuration, if it is true
 
 [[noreturn]] void Refuse(absl::string_view what) { throw std::invalid_argument(std::string(what)); }
 
@@ -91,13 +88,7 @@ json FromFields(const Fields& fields, const Config& config) {
 }
 
 json FromValue(const OptimizerConfig& optimizer) { return FromFields(kOptimizerFields, optimizer); }
-json ToJson(const HeadConfig& config) {
-  json object = FromFields(kHeadFields, config);
-  // Earlier releases refuse what they do not know: they can still restore heads that go without.
-  if (!config.fixed_segments) object.erase(kFixedSegments);
-  if (config.held_bytes == 0) object.erase(kHeldBytes);
-  return object;
-}
+json ToJson(const HeadConfig& config) { return FromFields(kHeadFields, config); }
 
 void Read(const json& from, OptimizerConfig* optimizer);
 void Read(const json& from, std::string* text) { *text = from.get<std::string>(); }
@@ -176,8 +167,8 @@ json ToJson(const SessionCheckpoint& checkpoint) {
     lanes.push_back({{"accepted", lane.accepted},
                      {"base", lane.base},
                      {"next_base", lane.next_base},
-                     {"rejected", lane.rejected}});
-    if (lane.contributed() && lane.only_looked()) lanes.back()["only_looked"] = true;
+                     {"rejected", lane.rejected},
+                     {"only_looked", lane.only_looked()}});
   }
   json result = {{"id", checkpoint.id},
                  {"number", session.number},
@@ -202,8 +193,7 @@ Lane LaneFromJson(const json& from) {
   if (lane.base > lane.accepted || lane.next_base > lane.accepted) {
     Refuse("a lane's marks contradict each other");
   }
-  const bool only_looked = from.contains("only_looked") && from.at("only_looked").get<bool>();
-  lane.added = only_looked ? lane.base : lane.accepted;
+  lane.added = from.at("only_looked").get<bool>() ? lane.base : lane.accepted;
   return lane;
 }
 
@@ -419,38 +409,30 @@ json ToJson(const HeadCheckpoint& head) {
   for (const SessionCheckpoint& session : head.sessions) sessions.push_back(ToJson(session));
   json tensors = json::array();
   for (const StateTensor& tensor : head.tensors) tensors.push_back(ToJson(tensor));
-  json object = {{"config", ToJson(head.config)},
-                 {"incarnation", head.incarnation},
-                 {"saved_at", head.saved_at},
-                 {"restores", head.restores},
-                 {"weight_version", head.weight_version},
-                 {"optimizer_steps", head.optimizer_steps},
-                 {"last_committed_write", head.last_committed_write},
-                 {"last_committed_version", head.last_committed_version},
-                 {"window", ToJson(head.window)},
-                 {"last_session_number", head.last_session_number},
-                 {"sessions", std::move(sessions)},
-                 {"tensors", std::move(tensors)},
-                 {"gradients", head.gradients}};
-  // Without them it is what earlier releases read.
-  if (!head.ancestors.empty()) object[kAncestors] = ToJson(head.ancestors);
-  return object;
+  return {{"config", ToJson(head.config)},
+          {"incarnation", head.incarnation},
+          {"saved_at", head.saved_at},
+          {"restores", head.restores},
+          {"ancestors", ToJson(head.ancestors)},
+          {"weight_version", head.weight_version},
+          {"optimizer_steps", head.optimizer_steps},
+          {"last_committed_write", head.last_committed_write},
+          {"last_committed_version", head.last_committed_version},
+          {"window", ToJson(head.window)},
+          {"last_session_number", head.last_session_number},
+          {"sessions", std::move(sessions)},
+          {"tensors", std::move(tensors)},
+          {"gradients", head.gradients}};
 }
 
 HeadCheckpoint HeadFromJson(const json& from) {
   HeadCheckpoint head;
-  json config = from.at("config");
-  config.emplace(kFixedSegments, false);
-  config.emplace(kHeldBytes, 0U);  // signed numbers are refused
-  ReadFields(config, kHeadFields, &head.config);
-  if (const auto ignored = config.find("deferred_bytes"); ignored != config.end()) {
-    head.ignored_deferred_bytes = ToCount(*ignored);
-  }
+  ReadFields(from.at("config"), kHeadFields, &head.config);
   head.incarnation = from.at("incarnation").get<std::string>();
   head.saved_at = ToCount(from.at("saved_at"));
   // The next ones are larger.
   head.restores = static_cast<uint64_t>(ToCount(from.at("restores")));
-  if (from.contains(kAncestors)) head.ancestors = AncestorsFromJson(from.at(kAncestors));
+  head.ancestors = AncestorsFromJson(from.at("ancestors"));
   head.weight_version = static_cast<uint64_t>(ToCount(from.at("weight_version")));
   head.optimizer_steps = ToCount(from.at("optimizer_steps"));
   head.last_committed_write = from.at("last_committed_write").get<std::string>();

@@ -129,13 +129,9 @@ Manifest FromJson(const json& content) {
     throw std::invalid_argument(std::string(valid.message()));
   }
   CheckFiles(manifest);
-  json known = ContentOf(manifest);
-  if (manifest.head.ignored_deferred_bytes.has_value()) {
-    known["head"]["config"]["deferred_bytes"] = *manifest.head.ignored_deferred_bytes;
-  }
   // A manifest that says more, written by a newer server or with a number that was rounded here, is refused:
   // the rest would be lost silently. Texts are compared, since 105 and 105.0 are equal as values.
-  if (known.dump() != content.dump()) {
+  if (ContentOf(manifest).dump() != content.dump()) {
     throw std::invalid_argument("it says something that this lossd does not know, or would not say so");
   }
   return manifest;
@@ -231,8 +227,7 @@ CheckpointInfo InfoOf(const Manifest& manifest, const std::string& tag) {
                       .optimizer_steps = head.optimizer_steps,
                       .window_tokens = head.window.tokens,
                       .bytes = 0,
-                      .saved_at = head.saved_at,
-                      .ignored_deferred_bytes = head.ignored_deferred_bytes.value_or(0)};
+                      .saved_at = head.saved_at};
   for (const auto& [name, file] : manifest.files) info.bytes += file.bytes;
   return info;
 }

@@ -349,7 +349,7 @@ absl::StatusOr<std::optional<DrainRecord>> CheckpointStore::ReadDrain() const {
     DrainRecord record;
     record.incarnation = content->at("incarnation").get<std::string>();
     record.heads = content->at("heads").get<std::map<std::string, int64_t>>();
-    if (content->contains("parked")) record.parked = content->at("parked").get<std::set<std::string>>();
+    record.parked = content->at("parked").get<std::set<std::string>>();
     if (content->at("format") == 1 && !record.incarnation.empty()) return record;
   } catch (const json::exception&) {  // said below
   }

@@ -61,8 +61,9 @@ std::optional<Enum> EnumOf(const json& value) {
   return value.get<bool>() ? Enum::kUse : Enum::kIgnore;
 }
 
-// Numbers of the lists' tokens are in the file of the tiles.
+// Null without lists. Numbers of the lists' tokens are in the file of the tiles.
 json ListsToJson(const ChunkLists& lists) {
+  if (lists.use == ChunkLists::Use::kNone) return nullptr;
   if (lists.use == ChunkLists::Use::kKept) return {{"use", kKeptTokens}};
   return {{"use", kTargets}, {"weight", lists.weight}, {"label_weight", lists.label_weight}};
 }
@@ -86,6 +87,8 @@ json ChunkToJson(const Chunk& chunk) {
                  {"gradient_scale", chunk.gradient_scale},
                  {"token_weights", !chunk.token_weights.empty()},
                  {"lse_gradients", !chunk.lse_gradients.empty()},
+                 {"entropy_gradients", !chunk.entropy_gradients.empty()},
+                 {"lists", ListsToJson(chunk.lists)},
                  {"class_weights", FromEnum(options.class_weights)},
                  {"bias", FromEnum(options.bias)},
                  {"z_gradient_scale", FromOptional(options.z_gradient_scale)}};
@@ -93,9 +96,6 @@ json ChunkToJson(const Chunk& chunk) {
     const bool is_set = options.IsSet(option.value);
     object[option.name] = is_set ? json(options.loss.*option.value) : json(nullptr);
   }
-  // Left out where there are none, as it is in manifests of servers that know nothing of them.
-  if (!chunk.entropy_gradients.empty()) object["entropy_gradients"] = true;
-  if (chunk.lists.use != ChunkLists::Use::kNone) object["lists"] = ListsToJson(chunk.lists);
   return object;
 }
 
@@ -111,9 +111,9 @@ Chunk ChunkFromJson(const json& from) {
   chunk.labels.resize(2 * floats);
   if (from.at("token_weights").get<bool>()) chunk.token_weights.resize(floats);
   if (from.at("lse_gradients").get<bool>()) chunk.lse_gradients.resize(floats);
-  if (from.value("entropy_gradients", false)) chunk.entropy_gradients.resize(floats);
-  if (const auto lists = from.find("lists"); lists != from.end()) {
-    chunk.lists = ListsFromJson(*lists);
+  if (from.at("entropy_gradients").get<bool>()) chunk.entropy_gradients.resize(floats);
+  if (const json& lists = from.at("lists"); !lists.is_null()) {
+    chunk.lists = ListsFromJson(lists);
     chunk.lists.offsets.resize(2 * floats + sizeof(int64_t));
   }
   ChunkOptions& options = chunk.options;
@@ -158,13 +158,9 @@ void Check(const DeterministicTiles::Content& content) {
 json ToJson(const DeterministicTiles::Content& tiles) {
   json kept = json::array();
   for (const Chunk& chunk : tiles.kept) kept.push_back(ChunkToJson(chunk));
-  json object = {{"tile_tokens", tiles.tile_tokens},
-                 {"next_tile", tiles.next_tile},
-                 {"taken", PairsToJson(tiles.taken)},
-                 {"filled", PairsToJson(tiles.filled)},
-                 {"kept", std::move(kept)}};
-  if (tiles.list_bytes > 0) object["list_bytes"] = tiles.list_bytes;
-  return object;
+  return {{"tile_tokens", tiles.tile_tokens},  {"next_tile", tiles.next_tile},
+          {"taken", PairsToJson(tiles.taken)}, {"filled", PairsToJson(tiles.filled)},
+          {"kept", std::move(kept)},           {"list_bytes", tiles.list_bytes}};
 }
 
 DeterministicTiles::Content TilesFromJson(const json& from) {
@@ -174,7 +170,7 @@ DeterministicTiles::Content TilesFromJson(const json& from) {
   tiles.taken = PairsFromJson(from.at("taken"));
   tiles.filled = PairsFromJson(from.at("filled"));
   for (const auto& chunk : from.at("kept")) tiles.kept.push_back(ChunkFromJson(chunk));
-  if (const auto bytes = from.find("list_bytes"); bytes != from.end()) tiles.list_bytes = ToCount(*bytes);
+  tiles.list_bytes = ToCount(from.at("list_bytes"));
   Check(tiles);
   return tiles;
 }

@@ -14,23 +14,6 @@
 namespace lossd::rpc {
 namespace {
 
-// A field that earlier releases had. Its number and its name are reserved in its message.
-struct RetiredField {
-  absl::string_view message;
-  int number = 0;
-  absl::string_view name;
-};
-constexpr RetiredField kRetiredFields[] = {{"lossd.v1.HeadConfig", 9, "deferred_bytes"}};
-
-// Null: no release had it.
-const RetiredField* FindRetired(const wire::UnknownPart& part) {
-  if (part.enumeration != nullptr) return nullptr;
-  for (const RetiredField& field : kRetiredFields) {
-    if (field.number == part.field && field.message == part.message->full_name()) return &field;
-  }
-  return nullptr;
-}
-
 absl::Status Refuse(absl::string_view path, absl::string_view message) {
   return engine::MakeError(absl::StatusCode::kInvalidArgument, engine::RejectReason::kUnknownField, path,
                            absl::StrCat(message, "; nothing was done"));
@@ -52,14 +35,6 @@ std::string ValuesOf(const google::protobuf::EnumDescriptor& type) {
 absl::Status CheckKnown(const google::protobuf::Message& request) {
   const std::optional<wire::UnknownPart> unknown = wire::FindUnknownPart(request);
   if (!unknown.has_value()) return absl::OkStatus();
-  if (const RetiredField* const retired = FindRetired(*unknown); retired != nullptr) {
-    // The path ends with the number.
-    const std::string path =
-        absl::StrCat(unknown->path.substr(0, unknown->path.rfind('.') + 1), retired->name);
-    return Refuse(
-        path, absl::StrCat(path, " (field ", retired->number, " of ", retired->message,
-                           ") is no longer supported by this server, lossd ", kVersion, ". Leave it out"));
-  }
   const std::string field = absl::StrCat("field ", unknown->field, " of ", unknown->message->full_name());
   const std::string what =
       unknown->enumeration == nullptr

@@ -84,12 +84,6 @@ grpc::ServerUnaryReactor* HeadService::RestoreCheckpoint(grpc::CallbackServerCon
         engine_->RestoreCheckpoint(request->head(), request->tag());
     if (!restored.ok()) return restored.status();
     ToProto(*restored, response->mutable_checkpoint());
-    if (restored->ignored_deferred_bytes > 0) {
-      Log(LogLevel::kInfo, "deferred_bytes of a checkpoint is ignored: it is no longer supported",
-          {{"head", restored->head},
-           {"checkpoint", restored->tag},
-           {"deferred_bytes", restored->ignored_deferred_bytes}});
-    }
     return absl::OkStatus();
   });
 }

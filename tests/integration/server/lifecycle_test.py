@@ -350,7 +350,7 @@ class Configuration(unittest.TestCase):
                             ({"optimizer": {"kind": "sgd", "nesterov": True}}, ("optimizer.nesterov",)),
                             ({"double_buffer": 1}, ("double_buffer", "true or false")),
                             ({"fixed_segments": 1}, ("fixed_segments", "true or false")),
-                            ({"deferred_bytes": "2G"}, ("no 'deferred_bytes'", "it has name")),
+                            ({"spare_bytes": "2G"}, ("no 'spare_bytes'", "it has name")),
                             ({"weight_type": "float32"}, ("'weight_type'", "weight_dtype"))]:
             with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                 json.dump({"heads": [{"name": "a", "vocab_size": 4, "hidden_size": 4} | head]}, file)

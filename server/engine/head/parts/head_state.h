@@ -32,9 +32,6 @@ struct SessionCheckpoint {
 
 struct HeadCheckpoint {
   HeadConfig config;
-  // An option of heads that earlier releases wrote into every manifest. It decided when dW was computed and
-  // changed no bit of it: it is read, so that their checkpoints can be restored, and never written.
-  std::optional<int64_t> ignored_deferred_bytes = {};
   std::string incarnation;  // of the server that saved it
   int64_t saved_at = 0;
   uint64_t restores = 0;

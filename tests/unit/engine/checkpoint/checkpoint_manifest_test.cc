@@ -23,6 +23,9 @@ Manifest Written() {
   head.config.name = "h";
   head.config.vocab_size = 4;
   head.config.hidden_size = 2;
+  head.config.fixed_segments = true;
+  head.config.held_bytes = 4096;
+  head.ancestors = {{{"i", 3}, 7, {}}};
   head.window.last_step.result.stats.largest = 0.1f;
   head.last_session_number = 1;
   SessionCheckpoint& session = head.sessions.emplace_back();
@@ -54,7 +57,6 @@ TEST(CheckpointManifestTest, WhatIsWrittenIsReadAgain) {
   EXPECT_EQ(*ToText(*manifest), text);
 }
 
-// Earlier releases say nothing of it: then everything may have added something.
 TEST(CheckpointManifestTest, ALaneThatOnlyLookedIsKnownAsOne) {
   Manifest manifest = Written();
   AccumulationLedger::Lane& lane = manifest.head.sessions[0].session.lanes[1];
@@ -68,27 +70,8 @@ TEST(CheckpointManifestTest, ALaneThatOnlyLookedIsKnownAsOne) {
   }
 }
 
-// Earlier releases neither say it nor read what they do not know.
-TEST(CheckpointManifestTest, LaterFieldsAreWrittenOfHeadsThatHaveThemAlone) {
-  EXPECT_FALSE(Content()["head"]["config"].contains("fixed_segments"));
-  EXPECT_FALSE(Content()["head"]["config"].contains("held_bytes"));
-  EXPECT_FALSE(ParseManifest(*ToText(Written()), kPath)->head.config.fixed_segments);
-  EXPECT_EQ(ParseManifest(*ToText(Written()), kPath)->head.config.held_bytes, 0);
-  Manifest manifest = Written();
-  manifest.head.config.fixed_segments = true;
-  manifest.head.config.held_bytes = 4096;
-  const std::string text = *ToText(manifest);
-  const auto read = ParseManifest(text, kPath);
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_TRUE(read->head.config.fixed_segments);
-  EXPECT_EQ(read->head.config.held_bytes, 4096);
-  EXPECT_EQ(*ToText(*read), text);
-}
-
-// The same of lists of tokens in tiles. How long they are all together is in the manifest.
-TEST(CheckpointManifestTest, ListsAreWrittenOfTilesThatHaveThemAlone) {
-  EXPECT_FALSE(Content()["head"]["sessions"][0]["tiles"].contains("list_bytes"));
-  EXPECT_FALSE(Content()["head"]["sessions"][0]["tiles"]["kept"][0].contains("lists"));
+// How long lists are all together is in the manifest.
+TEST(CheckpointManifestTest, ListsOfTokensInTilesAreKept) {
   Manifest manifest = Written();
   DeterministicTiles::Content& tiles = *manifest.head.sessions[0].tiles;
   tiles.kept[0].lists.use = ChunkLists::Use::kTargets;
@@ -122,31 +105,6 @@ TEST(CheckpointManifestTest, ListsAreWrittenOfTilesThatHaveThemAlone) {
   }
 }
 
-TEST(CheckpointManifestTest, PastsAreWrittenOfHeadsThatHaveThemAlone) {
-  Manifest manifest = Written();
-  manifest.head.ancestors.clear();
-  EXPECT_FALSE((*Unsealed(*ToText(manifest), kPath))["head"].contains("ancestors"));
-  EXPECT_TRUE(ParseManifest(*ToText(manifest), kPath).ok());
-  manifest.head.ancestors = {{{"i", 3}, 7, {}}};
-  const auto read = ParseManifest(*ToText(manifest), kPath);
-  ASSERT_TRUE(read.ok()) << read.status();
-  ASSERT_EQ(read->head.ancestors.size(), 1U);
-  EXPECT_EQ(read->head.ancestors[0].generation, 7U);
-}
-
-// Manifests of earlier releases say how many bytes a head had for deferred dW.
-TEST(CheckpointManifestTest, TheBytesOfDeferredGradientsAreReadAndNotWrittenAgain) {
-  const std::string text = *ToText(Written());
-  for (const int64_t bytes : {int64_t{0}, int64_t{4096}}) {
-    json content = Content();
-    content["head"]["config"]["deferred_bytes"] = bytes;
-    const auto manifest = ParseManifest(*Sealed(content), kPath);
-    ASSERT_TRUE(manifest.ok()) << manifest.status();
-    EXPECT_EQ(InfoOf(*manifest, "a").ignored_deferred_bytes, bytes);
-    EXPECT_EQ(*ToText(*manifest), text);
-  }
-}
-
 // Under a right checksum. What is not taken as it stands would be lost, or be another value.
 TEST(CheckpointManifestTest, WhatWouldBeReadAsAnotherValueIsDataLoss) {
   const int64_t beyond = int64_t{1} << 32;
@@ -159,8 +117,6 @@ TEST(CheckpointManifestTest, WhatWouldBeReadAsAnotherValueIsDataLoss) {
                                                  {"/files/tiles.1/xxh3", "0x7"},
                                                  {"/files/tiles.1/more", 1},
                                                  {"/head/more", 1},
-                                                 {"/head/config/deferred_bytes", -1},
-                                                 {"/head/config/deferred_bytes", 0.5},
                                                  {"/head/config/fixed_segments", 1},
                                                  {"/head/config/held_bytes", -1},
                                                  {"/head/config/optimizer/eps", false},

@@ -2,10 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "server/engine/checkpoint/checkpoint_manifest.h"
 #include "server/engine/common/errors.h"
 #include "tests/unit/engine/checkpoint/checkpoint_fixture.h"
 #include "tests/unit/engine/end_flush.h"
@@ -241,25 +239,6 @@ TEST_F(HeadCheckpointTest, ACheckpointOfAnotherShapeOrConfigurationIsRefused) {
   recreate([](HeadConfig& config) {
     config.class_weights = std::make_shared<const std::vector<float>>(kVocab, 1.0f);
   });
-}
-
-// It changed no bit, so that it is no other configuration either.
-TEST_F(HeadCheckpointTest, DeferredBytesInAManifestOfAnEarlierReleaseAreIgnored) {
-  Send(OpenPlain("c"), 1, 0, 1);
-  const Content before = Look();
-  ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
-  const auto path = folder_ / "heads/h/a/manifest.json";
-  nlohmann::json content = *Unsealed(CheckpointFolder::Read(path), path.string());
-  EXPECT_FALSE(content["head"]["config"].contains("deferred_bytes"));
-  for (const int64_t bytes : {0, 4096}) {
-    content["head"]["config"]["deferred_bytes"] = bytes;
-    CheckpointFolder::Write(path, *Sealed(content));
-    WriteWeights(7);
-    const absl::StatusOr<CheckpointInfo> restored = engine_->RestoreCheckpoint("h", "a");
-    ASSERT_TRUE(restored.ok()) << restored.status();
-    EXPECT_EQ(restored->ignored_deferred_bytes, bytes);
-    EXPECT_EQ(Look(), before);
-  }
 }
 
 TEST_F(HeadCheckpointTest, AHeadThatIsNotThereIsCreated) {
