@@ -104,11 +104,6 @@ def _liger_triton(problem: Problem) -> Step:
     return _liger_chunked(problem, None, 1)
 
 
-def _liger_triton_wide(problem: Problem) -> Step:
-    _need("liger_kernel")
-    return _liger_chunked(problem, None, _LIGER_WIDE)
-
-
 def _liger_cute_ce(problem: Problem) -> Step:
     _need("liger_kernel", "cutlass")
     return _liger_chunked(problem, "nvidia-cutedsl", _LIGER_WIDE)
@@ -123,37 +118,12 @@ def _liger_cute(problem: Problem) -> Step:
         "one chunk")
 
 
-def _liger_cute_scaled(problem: Problem) -> Step:
-    _need("liger_kernel", "cutlass")
-    # Labels are known to be valid; the check would wait for the device in every pass.
-    os.environ.setdefault("LIGER_SCALED_CE_SM90_VALIDATE_TARGETS", "0")
-    from liger_kernel.ops.cutedsl.ops.fused_scaled_cross_entropy_sm90 import LigerFusedScaledCrossEntropySM90Function
-
-    def loss_of(x: Tensor, w: Tensor, labels: Tensor) -> Tensor:
-        losses = LigerFusedScaledCrossEntropySM90Function.apply(x, w, labels, 1.0, IGNORE_INDEX)
-        return losses.sum() / problem.valid_tokens
-
-    return _differentiated(problem, loss_of, "logits made twice; dW summed in bf16")
-
-
-def _cut_cross_entropy(problem: Problem, note: str, **options: object) -> Step:
+def _cce_exact(problem: Problem) -> Step:
     _need("cut_cross_entropy")
     from cut_cross_entropy import linear_cross_entropy
 
-    return _differentiated(
-        problem, lambda x, w, y: linear_cross_entropy(x, w, y, ignore_index=IGNORE_INDEX, reduction="mean", **options), note)
-
-
-def _cce_exact(problem: Problem) -> Step:
-    return _cut_cross_entropy(problem, "dX and dW summed in bf16", impl="cce", filter_eps=None)
-
-
-def _cce_default(problem: Problem) -> Step:
-    return _cut_cross_entropy(problem, "approximate by design; dX and dW summed in bf16", impl="cce")
-
-
-def _cce_compile(problem: Problem) -> Step:
-    return _cut_cross_entropy(problem, "", impl="torch_compile")
+    options = {"ignore_index": IGNORE_INDEX, "reduction": "mean", "impl": "cce", "filter_eps": None}
+    return _differentiated(problem, lambda x, w, y: linear_cross_entropy(x, w, y, **options), "dX and dW summed in bf16")
 
 
 def quack_chunk_rows(tokens: int, hidden: int) -> int:
@@ -188,25 +158,16 @@ def _quack_chunked(problem: Problem) -> Step:
     return _quack(problem, _QUACK_ROWS, "dW summed in fp32", use_scaled_exp=False, tuned=False)
 
 
-def _quack_chunked_tuned(problem: Problem) -> Step:
-    return _quack(problem, _QUACK_ROWS, "dW summed in fp32", use_scaled_exp=False, tuned=True)
-
-
 BUILDERS: dict[str, Builder] = {
     "torch-eager": _torch_eager,
     "torch-compile": _torch_compile,
     "torch-native": _torch_native,
     "liger-triton": _liger_triton,
-    "liger-triton-wide": _liger_triton_wide,
     "liger-cute-ce": _liger_cute_ce,
     "liger-cute": _liger_cute,
-    "liger-cute-scaled": _liger_cute_scaled,
     "cce-exact": _cce_exact,
-    "cce-default": _cce_default,
-    "cce-compile": _cce_compile,
     "quack-fused": _quack_fused,
     "quack-chunked": _quack_chunked,
-    "quack-chunked-tuned": _quack_chunked_tuned,
 }
 
 

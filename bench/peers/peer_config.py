@@ -60,7 +60,6 @@ class PeerSpec:
     name: str
     package: str
     about: str
-    by_default: bool = True
     tolerance: Tolerance = field(default_factory=Tolerance)
 
 
@@ -72,19 +71,11 @@ PEERS: tuple[PeerSpec, ...] = (
     PeerSpec("torch-compile", "torch", "the same through torch.compile"),
     PeerSpec("torch-native", "torch", "torch.nn.functional.linear_cross_entropy, chunked (torch 2.13 and later)"),
     PeerSpec("liger-triton", "liger-kernel", "Triton cross-entropy, chunks as the package sizes them, dW summed in fp32"),
-    PeerSpec("liger-triton-wide", "liger-kernel", "the same with chunks of eight times as many rows"),
-    PeerSpec("liger-cute-ce", "liger-kernel", "the wide chunks with the package's CuTe cross-entropy"),
+    PeerSpec("liger-cute-ce", "liger-kernel", "chunks of eight times as many rows, the package's CuTe cross-entropy"),
     PeerSpec("liger-cute", "liger-kernel", "every product in CuTe for Hopper, logits kept whole"),
-    PeerSpec("liger-cute-scaled", "liger-kernel", "CuTe for Hopper without logits in memory; dW summed in bf16",
-             tolerance=Tolerance(dw=5e-2, dw_unlabelled=None)),
     PeerSpec("cce-exact", "cut-cross-entropy", "no filter; sums in bf16", tolerance=_ACCUMULATES_IN_BF16),
-    PeerSpec("cce-default", "cut-cross-entropy", "skips blocks of small gradients; sums in bf16",
-             tolerance=_ACCUMULATES_IN_BF16),
-    PeerSpec("cce-compile", "cut-cross-entropy", "the package's torch.compile variant", by_default=False),
     PeerSpec("quack-fused", "quack-kernels", "chunks whose logits are stored as scaled exponentials (Hopper)"),
     PeerSpec("quack-chunked", "quack-kernels", "chunked logits, cross-entropy kernel, dW summed in fp32"),
-    PeerSpec("quack-chunked-tuned", "quack-kernels", "the same after the package's search for tiles (minutes)",
-             by_default=False),
 )
 LOSSD = PeerSpec("lossd", "lossd", "lossd-bench in a process of its own, in turns with the others")
 # Those that came within a factor of 1.3 of the limit, and PyTorch's own.

@@ -200,13 +200,13 @@ class CommandTest(unittest.TestCase):
         self.assertEqual([spec.name for spec in PEERS], list(BUILDERS))
 
     def test_arguments(self) -> None:
-        options = peers.parse_arguments(["--shapes", "4x5x6,7x8x9", "--peers", "torch-eager,default"])
+        options = peers.parse_arguments(["--shapes", "4x5x6,7x8x9", "--peers", "torch-eager,all"])
         self.assertEqual(options.shapes, (Shape(4, 5, 6), Shape(7, 8, 9)))
         self.assertEqual(peers.parse_arguments(["--shapes", "issue"]).shapes, peers.parse_arguments([]).shapes)
         self.assertEqual(len(peers.parse_arguments([]).shapes), 5)
         self.assertEqual(peers.parse_arguments(["--peers", "fast"]).peers, FAST_PEERS)
         self.assertEqual(options.peers[0], "torch-eager")
-        self.assertEqual(len(options.peers), len({spec.name for spec in PEERS if spec.by_default}))
+        self.assertEqual(len(options.peers), len(PEERS))
         for bad in (["--shapes", "4x5"], ["--shapes", "0x1x1"], ["--peers", "nobody"], ["--ignored", "1"], ["--repetitions", "0"],
                     ["--lossd-bench", "/nowhere/lossd-bench"], ["--device", "gpu"], ["--nothing"]):
             self.assertEqual(_exit_status(*bad), 2, bad)

@@ -26,11 +26,10 @@ seeded inputs in bf16 and deliver loss, dX and dW. Results are checked against f
 
 _EPILOG = """\
 examples:
-  peers.py                                                  every default peer and shape
+  peers.py                                                  every peer, the shapes of docs/performance.md
   peers.py --lossd-bench build/bin/lossd-bench --json peers.json --markdown peers.md      lossd too
   peers.py --shapes issue --peers fast --repetitions 6 --lossd-bench build/bin/lossd-bench      a few minutes
   peers.py --shapes 16384x131072x4096 --peers torch-compile,quack-fused,liger-cute --repetitions 20
-  peers.py --peers default,quack-chunked-tuned --json peers.json
   peers.py --ignored 0.3                                    three rows of ten without a label
   peers.py --self-test                                      the script's own logic, on the CPU, in a minute
 
@@ -48,9 +47,8 @@ exit codes: 0 done, 1 some peer's result was wrong, 2 bad arguments (a device th
 
 
 def _peer_names(text: str) -> tuple[str, ...]:
-    """Names from a list in which 'default', 'fast' and 'all' stand for several; order and first mention are kept."""
+    """Names from a list in which 'fast' and 'all' stand for several; order and first mention are kept."""
     known: dict[str, tuple[str, ...]] = {spec.name: (spec.name,) for spec in PEERS}
-    known["default"] = tuple(spec.name for spec in PEERS if spec.by_default)
     known["fast"] = FAST_PEERS
     known["all"] = tuple(spec.name for spec in PEERS)
     names: dict[str, None] = {}
@@ -96,13 +94,13 @@ def _program(text: str) -> str:
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Exits with 2 on bad arguments, as argparse does."""
-    peers = "\n".join(f"  {spec.name:<20} {spec.about}{'' if spec.by_default else ' (not in the default)'}" for spec in PEERS)
+    peers = "\n".join(f"  {spec.name:<20} {spec.about}" for spec in PEERS)
     parser = argparse.ArgumentParser(prog="peers.py", description=_DESCRIPTION, epilog=f"peers:\n{peers}\n\n{_EPILOG}",
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--shapes", type=_shapes, default=_shapes("issue"), metavar="NxVxH,...",
                         help=f"tokens x vocabulary x hidden; 'issue', the default, is {ISSUE_SHAPES}")
-    parser.add_argument("--peers", type=_peer_names, default=_peer_names("default"), metavar="NAME,...",
-                        help=f"which peers, see below; 'default', 'all' and 'fast' ({', '.join(FAST_PEERS)}) are names too")
+    parser.add_argument("--peers", type=_peer_names, default=_peer_names("all"), metavar="NAME,...",
+                        help=f"which peers, see below; 'all', the default, and 'fast' ({', '.join(FAST_PEERS)}) are names too")
     parser.add_argument("--lossd-bench", type=_program, metavar="PATH", help="lossd's own benchmark; without it, no row of lossd")
     parser.add_argument("--lossd-workspace", type=_at_least_one, default=5 << 29, metavar="BYTES",
                         help="ceiling of lossd's workspace (default 2.5 GiB: 4096 rows at once at every default shape)")
