@@ -6,7 +6,7 @@
 # without such a file is run whole, by the program's name. So that files can be compiled together, each has a namespace
 # of its own: lossd::engine::step_test.
 #   TESTS      test files, without .cc, that come out of LIBRARIES
-#   LABELS     unit, conformance, integration, bench, deploy or gpu
+#   LABELS     unit, conformance, integration, bench, deploy, gpu, attack, hosts or nightly
 #   TSAN       the test files, without .cc, that also run under ThreadSanitizer
 #   TIMEOUT    a guard against hangs, never an assertion
 #   COST       what takes long is begun first, so that nothing is left to run alone in the end
@@ -16,10 +16,7 @@
 #              changed
 set(lossd_tests_dir ${PROJECT_SOURCE_DIR}/tests)
 # For PYTHONPATH: messages and calls as Python has them, and what scripts of several folders share.
-string(CONCAT lossd_test_modules
-  ${PROJECT_BINARY_DIR}/tests/integration/python_client/stubs
-  :${lossd_tests_dir}/integration/python_client
-  :${lossd_tests_dir}/integration/server)
+set(lossd_test_modules ${PROJECT_BINARY_DIR}/tests/integration/python_client/stubs:${lossd_tests_dir}/support)
 set(lossd_test_results ${PROJECT_BINARY_DIR}/test-results)  # of every test by itself, for ./check.sh
 add_custom_target(lossd_tsan_tests)
 

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
 import grpc
 from access_support import HEALTH, TOKENS, Certificates, bearer, write_tokens
@@ -28,7 +27,7 @@ from http2 import CallFlood
 from lossd.v1 import status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
 
-from group_support import epochs, until
+from group_support import epochs
 
 MOST_GROWTH = 512 << 20
 LEAST_CALLS = 2000
@@ -37,7 +36,7 @@ CALLS_BEFORE_HANGING_UP = 2500
 FLOODS = ("reset", "left open", "reset, and hung up")
 RANK = "at a rank"
 COMPUTE = "/lossd.v1.LossService/Compute"
-QUIET_SECONDS = 2
+QUIET_SECONDS = 2  # at most
 
 
 def flood_over_one(address, path, tls, calls, until, counts):
@@ -102,9 +101,7 @@ def resident_bytes(pid, field="VmRSS"):
 
 
 def connections_cut_off(server):
-    with urllib.request.urlopen(server.metrics_url, timeout=60) as answer:
-        text = answer.read().decode()
-    return int(re.search(r"^lossd_connections_flooding_total (\d+)$", text, re.MULTILINE)[1])
+    return int(server.metric("lossd_connections_flooding_total"))
 
 
 class Way:
@@ -150,7 +147,7 @@ class Attacked:
         self._server, self._at_rank = server, name == RANK
         self.address, self.path, self._pids = server.target, HEALTH, [server.pid]
         if self._at_rank:
-            until(lambda: " takes lanes " in server.log())
+            server.await_log(" takes lanes ")
             port = re.search(r" takes lanes .*port=(\d+) rank=1", server.log())[1]
             self.address, self.path, (self._pids,) = f"127.0.0.1:{port}", COMPUTE, epochs(server.log())
 
@@ -170,7 +167,7 @@ def attack(args, way, name, calls):
     with LossdServer(args.lossd, device, *way.flags(name)) as server, way.channel(name, server.target) as channel:
         attacked = Attacked(server, name)
         client = Client(channel, way.metadata(name))
-        quiet_until = time.monotonic() + QUIET_SECONDS
+        quiet_until = time.monotonic() + min(QUIET_SECONDS, args.seconds / 4)
         quiet, _ = client.ask_while(lambda: time.monotonic() < quiet_until)
         before = attacked.bytes()
         result = multiprocessing.Queue()
@@ -193,6 +190,14 @@ def attack(args, way, name, calls):
         return report
 
 
+def floods_of(args, name):
+    """What becomes of the calls: of every way each in turn, with --few of the first way each and of the others one."""
+    if name == RANK:
+        return FLOODS[:1]
+    number = args.ways.index(name)
+    return args.floods if number == 0 or not args.few else [args.floods[number % len(args.floods)]]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lossd")
@@ -200,6 +205,7 @@ def main():
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--ways", nargs="+", default=["plain text", "tokens", "TLS", "mTLS", RANK])
     parser.add_argument("--floods", nargs="+", default=FLOODS, choices=FLOODS, help="what becomes of its calls; default: each in turn")
+    parser.add_argument("--few", action="store_true", help="one kind of flood each, but for the first way")
     parser.add_argument("--after", type=float, default=0, help="then look so many seconds later how much memory is still held")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -210,7 +216,7 @@ def main():
         write_tokens(tokens, TOKENS.items())
         way = Way(Certificates(folder), tokens)
         for name in args.ways:
-            for calls in args.floods if name != RANK else FLOODS[:1]:
+            for calls in floods_of(args, name):
                 reports.append(attack(args, way, name, calls))
                 if not args.json:
                     print("  ".join(f"{key} {value if isinstance(value, (int, str)) else format(value, '.1f')}"

@@ -4,7 +4,7 @@ and takes no memory.
 
   endless_frames_test.py LOSSD [--connections N ...] [--answers N] [--late]
 
-It comes again when it is ended. Fails if nobody else is answered while it goes on (which is for as long as CTest lets it), if the
+It comes again when it is ended. Fails if nobody else is answered while it goes on, if the
 server's memory grows by more than 256 MiB or if it does not end. How long others waited is printed and not judged.
 
 Then one sends in bursts, each twice as long as the one before, for which the server must not reserve more memory than that, either.
@@ -25,6 +25,7 @@ import grpc
 from http2 import PREFACE, SETTINGS, frame
 from lossd.v1 import status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
+from waiting import PATIENCE
 
 LEAST_SENT = 64 << 20
 MOST_GROWTH = 256 << 20
@@ -68,7 +69,7 @@ def flood(address, connections, late, nice, over, result):
 
 def ask(channel):
     began = time.monotonic()
-    status_pb2_grpc.StatusServiceStub(channel).GetStatus(status_pb2.GetStatusRequest())
+    status_pb2_grpc.StatusServiceStub(channel).GetStatus(status_pb2.GetStatusRequest(), timeout=PATIENCE)
     return time.monotonic() - began
 
 
@@ -116,7 +117,7 @@ def attack(args, connections):
             server.stop()
         finally:
             over.set()
-        sent = result.get()
+        sent = result.get(timeout=PATIENCE)
         flooding.join()
         print(f"connections {connections}  sent_mib {sent['sent'] >> 20}  ended {sent['ended']}  "
               f"new_longest_ms {1e3 * max(anew):.1f}  there_longest_ms {1e3 * max(there):.1f}  "

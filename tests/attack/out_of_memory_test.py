@@ -21,7 +21,7 @@ import numpy as np
 from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2_grpc, status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
 
-from streaming import F32, OPTIONS, chunk_request, create_head, open_session, start_request
+from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
 
 PATIENCE = 60  # against hangs, in seconds
 REFUSED, OUT_OF_MEMORY = 1, 3

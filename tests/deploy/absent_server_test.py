@@ -8,19 +8,18 @@ usage: absent_server_test.py LOSSD REPOSITORY
 from __future__ import annotations
 
 import sys
-import time
 import unittest
 from pathlib import Path
 from typing import Any
 
 from lossd_server import LossdServer
 from prometheus_server import Prometheus
+from waiting import wait_until
 
 LOSSD, REPOSITORY = sys.argv[1], Path(sys.argv[2]).absolute()
 del sys.argv[1:]
 
 FLAGS = ("--device=cpu", "--workspace_bytes=16777216", "--memory_limit_bytes=67108864")
-PATIENCE = 120.0  # seconds; a guard against hangs
 # Others may fire, too, as LossdDeviceMemoryLow does on a machine whose memory is full.
 LOOKED_AT = ("LossdServerDown", "LossdServerAbsent")
 
@@ -31,22 +30,14 @@ def address(server: LossdServer) -> str:
 
 class AbsentServer(unittest.TestCase):
     def setUp(self) -> None:
-        self.stays = self.enter(LossdServer(LOSSD, *FLAGS))
-        self.goes = self.enter(LossdServer(LOSSD, *FLAGS))
+        self.stays = self.enterContext(LossdServer(LOSSD, *FLAGS))
+        self.goes = self.enterContext(LossdServer(LOSSD, *FLAGS))
         both = address(self.stays), address(self.goes)
-        self.prometheus = self.enter(Prometheus(REPOSITORY / "deploy/prometheus", *both, hasty=True))
+        self.prometheus = self.enterContext(Prometheus(REPOSITORY / "deploy/prometheus", *both, hasty=True))
         self.wait_until("two servers are counted", lambda: self.prometheus.values("statefulset:lossd_servers:count") == [2])
 
-    def enter(self, context: Any) -> Any:
-        entered = context.__enter__()
-        self.addCleanup(context.__exit__, None, None, None)
-        return entered
-
     def wait_until(self, what: str, reached: Any) -> None:
-        end = time.monotonic() + PATIENCE
-        while not reached():
-            self.assertLess(time.monotonic(), end, f"{what}: {self.firing()}")
-            time.sleep(0.2)
+        wait_until(reached, lambda: f"{what}: {self.firing()}", every=0.2)
 
     def firing(self) -> dict[str, Any]:
         alerts = self.prometheus.api("alerts")["alerts"]
@@ -69,7 +60,7 @@ class AbsentServer(unittest.TestCase):
         self.assertTrue(absent["annotations"]["summary"].startswith("1 lossd missing"), absent)
         self.assertIn(f"gone: {address(self.goes)}.", absent["annotations"]["description"])
 
-        again = self.enter(LossdServer(LOSSD, *FLAGS))
+        again = self.enterContext(LossdServer(LOSSD, *FLAGS))
         self.prometheus.scrape(address(self.stays), address(again))
         self.wait_for_alerts()
 

@@ -35,6 +35,7 @@ from prometheus_server import Prometheus, fetch
 from queries import narrow_selectors
 from streaming import create_head, open_session
 from training import Training
+from waiting import wait_until
 
 LOSSD, REPOSITORY = sys.argv[1], Path(sys.argv[2]).absolute()
 PICTURES = Path(sys.argv[3]) if len(sys.argv) > 3 else None
@@ -48,11 +49,9 @@ RULES = REPOSITORY / "deploy/prometheus/rules/lossd.rules.yml"
 VARIABLES = {"$__rate_interval": "1m", "$window": "1m", "$head": ".+"}
 PAUSE = 0.2
 
-# Seconds that a test may wait in all for what is not there yet: a guard, and long.
-PATIENCE = 60.0
+PATIENCE = 60.0  # seconds that a test waits for what is not there yet: a guard, and long
 
 running = contextlib.ExitStack()
-patience = PATIENCE
 
 
 def setUpModule() -> None:  # noqa: N802 (unittest's name)
@@ -98,25 +97,13 @@ def wait_for_scrapes(number: int) -> None:
     wait_for(f"{number} scrapes", times, lambda found: len(found) >= number)
 
 
-class TestCase(unittest.TestCase):
-    """Each test has its own patience, in whatever order they run."""
-
-    def setUp(self) -> None:
-        global patience
-        patience = PATIENCE
-
-
 def wait_for(what: str, get: Any, enough: Any) -> Any:
     """What `get` gives, once that is `enough`."""
-    global patience
-    while True:
-        found = get()
-        if found and enough(found):
-            return found
-        if patience <= 0:
-            raise AssertionError(f"nothing came: {what}")
-        patience -= PAUSE
-        time.sleep(PAUSE)
+    def found() -> Any:
+        value = get()
+        return value and enough(value) and value
+
+    return wait_until(found, what, PATIENCE, PAUSE)
 
 
 def values(query: str) -> list[float]:
@@ -167,14 +154,14 @@ class Page(html.parser.HTMLParser):
         self._in_value = False
 
 
-class Metrics(TestCase):
+class Metrics(unittest.TestCase):
     def test_promtool_finds_nothing_to_say_about_them(self) -> None:
         text = fetch(server.metrics_url)
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout + done.stderr), (0, ""))
 
 
-class Rules(TestCase):
+class Rules(unittest.TestCase):
     def test_every_series_that_a_rule_names_is_there(self) -> None:
         for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
             for rule in group["rules"]:
@@ -215,7 +202,7 @@ class Rules(TestCase):
         values("lossd_tls_certificate_expiry_timestamp_seconds > time()")
 
 
-class Dashboards(TestCase):
+class Dashboards(unittest.TestCase):
     def test_every_query_of_every_panel_gives_values(self) -> None:
         self.assertEqual(len(DASHBOARDS), 3)
         for path in DASHBOARDS:
@@ -259,7 +246,7 @@ def console(name: str) -> Page:
     )
 
 
-class Consoles(TestCase):
+class Consoles(unittest.TestCase):
     def test_every_query_of_every_console_gives_values(self) -> None:
         self.assertEqual(len(CONSOLES), 3)
         for path in CONSOLES:
@@ -294,7 +281,7 @@ class Consoles(TestCase):
             self.assertNotRegex(text, r"@import|url\(")
 
 
-class Replicas(TestCase):
+class Replicas(unittest.TestCase):
     def test_what_is_asked_of_replicas_gives_values(self) -> None:
         with contextlib.ExitStack() as stack:
             servers = stack.enter_context(ReplicaSet(LOSSD, 2, "--workspace_bytes=16777216"))
@@ -334,7 +321,7 @@ class Replicas(TestCase):
                     yield query.replace("$instance", ".+").replace("$__rate_interval", "1m")
 
 
-class Pictures(TestCase):
+class Pictures(unittest.TestCase):
     def setUp(self) -> None:
         super().setUp()
         wait_for_scrapes(10)  # for lines that are lines

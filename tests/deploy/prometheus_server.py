@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from programs import Program
 
+LISTENS = re.compile(r'msg="Listening on".* address=(127\.0\.0\.1:\d+)')
 # What a proxy of the environment is asked for is never on loopback.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -39,20 +39,17 @@ class Prometheus:
         self._folder = tempfile.TemporaryDirectory()
         here = Path(self._folder.name)
         self._write_configuration()
-        self._log = open(here / "log", "w+", encoding="utf-8")
-        self._process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={here}/prometheus.yml",
-                f"--storage.tsdb.path={here}/data",
-                f"--web.console.templates={self._source}/consoles",
-                f"--web.console.libraries={self._source}/console_libraries",
-                "--web.listen-address=127.0.0.1:0",
-            ],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
-        self.url = self._wait_for_address()
+        self._program = Program(
+            "prometheus",
+            f"--config.file={here}/prometheus.yml",
+            f"--storage.tsdb.path={here}/data",
+            f"--web.console.templates={self._source}/consoles",
+            f"--web.console.libraries={self._source}/console_libraries",
+            "--web.listen-address=127.0.0.1:0",
+            log=here / "log",
+        ).start()
+        self._program.await_log("Server is ready to receive web requests")
+        self.url = f"http://{self._program.wait_until(lambda: LISTENS.search(self._program.log()), 'its address')[1]}"
         return self
 
     def _write_configuration(self) -> None:
@@ -77,19 +74,7 @@ class Prometheus:
         """These from now on, and no others: as an operator edits the configuration and has it read again."""
         self._targets = targets
         self._write_configuration()
-        self._process.send_signal(signal.SIGHUP)
-
-    def _wait_for_address(self) -> str:
-        while True:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"prometheus ended with {self._process.returncode}:\n{self.log()}")
-            found = re.search(r'msg="Listening on".* address=(127\.0\.0\.1:\d+)', self.log())
-            if found and "Server is ready to receive web requests" in self.log():
-                return f"http://{found[1]}"
-            time.sleep(0.05)
-
-    def log(self) -> str:
-        return Path(self._log.name).read_text(encoding="utf-8")
+        self._program.signal(signal.SIGHUP)
 
     def api(self, path: str, **parameters: str) -> Any:
         """`data` of an answer of the HTTP API; an error is raised with what Prometheus says."""
@@ -104,7 +89,5 @@ class Prometheus:
         return [float(value) for _, value in samples if value != "NaN"]
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait()
-        self._log.close()
+        self._program.stop()
         self._folder.cleanup()

@@ -12,7 +12,6 @@ import re
 import sys
 import tempfile
 import threading
-import time
 import unittest
 import urllib.request
 from pathlib import Path
@@ -108,12 +107,13 @@ class StatusPage(unittest.TestCase):
             except grpc.RpcError as error:
                 self.assertEqual(error.code(), grpc.StatusCode.NOT_FOUND)
             training.wait(rounds=4)  # a step, and a flush, have been
-            while True:
+
+            def has_figures():
                 with urllib.request.urlopen(base + "status.json") as answer:
                     status = json.load(answer)
-                if status["per_second"]["tokens"] > 0 and all(head["loss"] for head in status["heads"]):
-                    break
-                time.sleep(0.1)
+                return status["per_second"]["tokens"] > 0 and all(head["loss"] for head in status["heads"])
+
+            server.wait_until(has_figures, "a rate of tokens, and losses", every=0.1)
             pictures = PICTURES or Path(folder)
             pictures.mkdir(parents=True, exist_ok=True)
             file = pictures / "status-page.png"

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """deploy/systemd: systemd takes the unit, finds it confined, and lossd starts with its configuration.
 
-usage: systemd_test.py LOSSD REPOSITORY   with tests/integration/python_client in PYTHONPATH
+usage: systemd_test.py LOSSD REPOSITORY   with tests/support in PYTHONPATH
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-from lossd_server import await_ports
+from lossd_server import LossdServer
+from programs import run
 
 LOSSD, REPOSITORY = Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
 FOLDER = REPOSITORY / "deploy" / "systemd"
@@ -30,11 +30,16 @@ def seconds(duration: str) -> int:
     return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
+class Configured(LossdServer):
+    """Listens where its configuration says."""
+
+    def flags(self) -> list[str]:
+        return [f"--port_file={self.port_file()}", *self._flags]
+
+
 class Unit(unittest.TestCase):
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         # The unit starts the program that was built, since none is installed.
         text = (FOLDER / "lossd.service").read_text(encoding="utf-8")
         self.assertIn("ExecStart=/usr/local/bin/lossd ", text)
@@ -47,9 +52,7 @@ class Unit(unittest.TestCase):
         self.config = json.loads((FOLDER / "lossd.json").read_text(encoding="utf-8"))
 
     def analyze(self, *arguments: str) -> str:
-        done = subprocess.run(
-            ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = run("systemd-analyze", *arguments)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -75,18 +78,15 @@ class Unit(unittest.TestCase):
             self.config[key] = re.sub(r":\d+$", ":0", value)
         config = self.folder / "lossd.json"
         config.write_text(json.dumps(self.config | {"device": "cpu"}), encoding="utf-8")
-        ports = self.folder / "ports.json"
-        with open(self.folder / "log", "w", encoding="utf-8") as log:
-            command = [LOSSD, f"--config={config}", f"--port_file={ports}"]
-            server = subprocess.Popen(command, stderr=log, umask=0o077)
-        self.addCleanup(server.kill)
-        self.assertTrue(all(await_ports(server, ports, self.folder / "log").values()))
+        server = Configured(LOSSD, f"--config={config}", folder=self.folder, umask=0o077)
+        self.addCleanup(server.close)
+        server.begin()
+        self.assertTrue(all(server.await_serving().values()))
         socket = self.folder / "socket"
         self.assertEqual(os.stat(socket).st_mode & 0o777, 0o660)
         self.assertEqual(self.service["ExecReload"], "/bin/kill -HUP $MAINPID")
-        server.send_signal(signal.SIGHUP)
-        server.send_signal(signal.SIGTERM)
-        self.assertEqual(server.wait(timeout=120), 0)
+        server.signal(signal.SIGHUP)
+        self.assertEqual(server.stop(), 0)
 
 
 if __name__ == "__main__":

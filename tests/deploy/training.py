@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc, types_pb2
 from streaming import F32, chunk_request, create_head, open_session, start_request
+from waiting import wait_until
 
 VOCAB, HIDDEN, TOKENS = 500, 32, 64
 PAUSE = 0.02  # between chunks: the tests beside this one want the processor as well
@@ -137,8 +138,7 @@ class Training:
 
     def wait(self, rounds: int) -> None:
         """Until so many rounds are done."""
-        while self.rounds <= rounds and self._thread.is_alive():
-            time.sleep(0.05)
+        wait_until(lambda: self.rounds > rounds or not self._thread.is_alive(), f"{rounds} rounds of training")
         if self._failure:
             raise self._failure
 

@@ -20,6 +20,7 @@ import train_lm_kills
 
 from group import Group
 from hosts import Hosts, isolate
+from programs import run
 from server import SoakServer
 
 CHECKS = Path(__file__).resolve().parents[2] / "client/python/tests/devices_check.py"
@@ -40,11 +41,11 @@ class ConformanceTest(unittest.TestCase):
 
     def test_a_batch_has_the_results_of_one_device(self) -> None:
         servers = (self.one, self.many)
-        checks = subprocess.run(
-            [PYTHON, CHECKS, "--targets", *(server.target for server in servers),
-             "--folders", *(server.folder / "checkpoints" for server in servers),
-             "--vocab", "512", "--hidden", "64", "--tokens", "200", "--dtypes", "float32", "bfloat16"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+        checks = run(
+            PYTHON, CHECKS, "--targets", *(server.target for server in servers),
+            "--folders", *(server.folder / "checkpoints" for server in servers),
+            "--vocab", "512", "--hidden", "64", "--tokens", "200", "--dtypes", "float32", "bfloat16",
+            capture_output=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
         print(checks.stdout, flush=True)
         self.assertEqual(checks.returncode, 0, f"{checks.stdout}\n{self.many.log()}")
         self.assertGreater(sum(host.lost() for host in self.hosts), 0, "no packet was lost: that was no test of it")
@@ -55,8 +56,8 @@ class ConformanceTest(unittest.TestCase):
         train_lm_kills.write_text(text)
         losses = []
         for server in (self.one, self.many):
-            result, _ = train_lm_kills.Run(arguments, server, str(text), str(server.folder)).result()
-            losses.append(result["losses"])
+            with train_lm_kills.Run(arguments, server.target, str(text), str(server.folder)) as training:
+                losses.append(training.result()[0]["losses"])
         self.assertEqual(len(losses[0]), arguments.steps)
         self.assertLess(losses[0][-1], 0.95 * losses[0][0], "nothing was learnt")
         self.assertEqual(losses[1], losses[0])

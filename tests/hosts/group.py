@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from hosts import Hosts
+from programs import Program
 from server import SoakServer
+from waiting import PATIENCE
 
 HEALTH_PORT = 50052
 
@@ -20,7 +20,8 @@ class Group(SoakServer):
         super().__init__(binary, folder, *flags, tls=tls, devices=devices, address=hosts[0].address)
         self.hosts = hosts
         self.told = 0  # the node that signals go to
-        self._others: dict[int, subprocess.Popen[bytes]] = {}
+        self._others = [Program(*hosts[node].command(binary, *self.place(node)), log=self.log_of(node), env=self.environment())
+                        for node in range(1, len(hosts))]
         self._token = folder / "token"
         self._token.write_text("known-to-the-nodes-of-a-group-alone\n", encoding="ascii")
         self._token.chmod(0o600)
@@ -39,18 +40,13 @@ class Group(SoakServer):
 
     def start(self, *flags: str, **options: object) -> None:
         """Those nodes that do not run."""
-        for node in range(1, len(self.hosts)):
-            if not self.node_runs(node):
-                self.start_other(node, *flags)
-        if self.node_runs(0):
-            self.await_epoch()
+        for other in self._others:
+            if not other.running():
+                other.start(*self.flags(), *flags)
+        if self.leader_runs():
+            self.await_serving()
         else:
             super().start(*flags, env=self.environment(), **options)
-
-    def start_other(self, node: int, *flags: str) -> None:
-        with open(self.log_of(node), "ab") as log:
-            self._others[node] = self.hosts[node].popen(self._binary, *self.place(node), *self.flags(), *flags, stdout=log, stderr=log,
-                                                        env=self.environment())
 
     @staticmethod
     def environment() -> dict[str, str]:
@@ -65,20 +61,21 @@ class Group(SoakServer):
         return "\n".join(f"node {node}:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
                          for node, log in enumerate(logs) if log.exists())
 
+    last_words = log
+
     # Nodes and ranks
 
-    def node(self, node: int) -> subprocess.Popen[bytes] | None:
-        return self._process if node == 0 else self._others.get(node)
+    def leader_runs(self) -> bool:
+        return super().running()
 
     def node_runs(self, node: int) -> bool:
-        process = self.node(node)
-        return process is not None and process.poll() is None
+        return self._others[node - 1].running() if node else self.leader_runs()
 
     def ranks_of(self, node: int) -> list[int]:
         """Processes, in no order; none where no node runs."""
         if not self.node_runs(node):
             return []
-        pid = self.node(node).pid
+        pid = self._others[node - 1].pid if node else self.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
 
     def rank_pids(self) -> list[int]:
@@ -86,14 +83,7 @@ class Group(SoakServer):
 
     def await_end_of(self, ranks: Iterable[int]) -> None:
         """Until none of these processes runs any more; their nodes go on."""
-        while set(ranks) & set(self.rank_pids()):
-            self.require_running()
-            time.sleep(0.01)
-
-    def require_running(self) -> None:
-        for node in range(len(self.hosts)):
-            if not self.node_runs(node):
-                raise AssertionError(f"node {node} has ended by itself:\n{self.log()}")
+        self.wait_until(lambda: not set(ranks) & set(self.rank_pids()), f"the end of ranks {ranks}", every=0.01)
 
     # The whole of it
 
@@ -102,22 +92,25 @@ class Group(SoakServer):
 
     def signal(self, number: int) -> None:
         """To one of the nodes, which is to be enough."""
-        self.node(self.told).send_signal(number)
+        if self.told:
+            self._others[self.told - 1].signal(number)
+        else:
+            super().signal(number)
 
-    def wait(self, seconds: float | None = None) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
         """For all nodes, which are to end with one status."""
-        end = None if seconds is None else time.monotonic() + seconds
-        statuses = []
-        for node in range(len(self.hosts)):
-            statuses.append(self.node(node).wait(None if end is None else max(0.0, end - time.monotonic())))
+        statuses = [super().wait(seconds)]
+        statuses += [other.wait(seconds) for other in self._others]
         if len(set(statuses)) != 1:
             raise AssertionError(f"nodes ended with {statuses}:\n{self.log()}")
         return statuses[0]
 
     def kill_node(self, node: int) -> None:
-        if self.node_runs(node):
-            self.node(node).kill()
-            self.node(node).wait()
+        if node:
+            self._others[node - 1].kill()
+        elif self.leader_runs():
+            self._process.kill()
+            super().wait()
 
     def kill(self) -> None:
         for node in range(len(self.hosts)):

@@ -27,6 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from programs import Program, run
+
 SKIPPED = 77  # what CTest takes for "skipped", and ./check.sh for a failure
 _INSIDE = "LOSSD_TEST_HOSTS_INSIDE"
 
@@ -53,7 +55,7 @@ def _what_is_missing(namespaces: list[str]) -> str:
         if shutil.which(program) is None:
             return f"there is no {program} (tools/setup.sh test installs it)"
     attempt = [*namespaces, "ip", "tuntap", "add", "dev", "eth0", "mode", "tap"]
-    done = subprocess.run(attempt, capture_output=True, text=True, check=False)
+    done = run(*attempt)
     if done.returncode != 0:
         return f"{' '.join(attempt)}: {done.stderr.strip()} (it takes root, and /dev/net/tun; in a container --privileged)"
     return ""
@@ -73,13 +75,10 @@ class Host:
 
     def run(self, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
         """Returns when it has ended, in order."""
-        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False, **options)
+        done = run(*self.command(*arguments), **options)
         if done.returncode != 0:
             raise AssertionError(f"{self.name}: {' '.join(map(str, arguments))} ended with {done.returncode}:\n{done.stderr}")
         return done
-
-    def popen(self, *arguments: object, **options: Any) -> subprocess.Popen[Any]:
-        return subprocess.Popen(self.command(*arguments), **options)
 
     def open_socket(self, kind: socket.SocketKind) -> socket.socket:
         """On this host's network, and held by this program."""
@@ -120,11 +119,10 @@ class Hosts:
             at_failure.callback(self._at_end.close)
             folder = Path(self._at_end.enter_context(tempfile.TemporaryDirectory()))
             self._name_hosts(folder / "hosts")
-            self._wire = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("wire.py")), f"--delay_ms={self._delay_ms}",
-                 *(f"{name}={address}" for name, address in zip(self._names, self._addresses))],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            self._at_end.callback(self._end_wire)
+            self._wire = self._at_end.enter_context(Program(
+                sys.executable, Path(__file__).with_name("wire.py"), f"--delay_ms={self._delay_ms}",
+                *(f"{name}={address}" for name, address in zip(self._names, self._addresses)),
+                log=folder / "wire", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
             namespaces = json.loads(self._wire.stdout.readline() or self._wire_ended())
             for number, (name, address) in enumerate(zip(self._names, self._addresses)):
                 files = {kind: f"/proc/{self._wire.pid}/fd/{descriptor}" for kind, descriptor in namespaces.get(name, {}).items()}
@@ -142,12 +140,7 @@ class Hosts:
         self._at_end.callback(subprocess.run, ["umount", "/etc/hosts"], check=True)
 
     def _wire_ended(self) -> str:
-        raise AssertionError(f"the network could not be made: wire.py ended with {self._wire.wait()}")
-
-    def _end_wire(self) -> None:
-        self._wire.stdin.close()
-        self._wire.wait()
-        self._wire.stdout.close()
+        raise AssertionError(f"the network could not be made: wire.py ended with {self._wire.wait()}:\n{self._wire.log()}")
 
     def __exit__(self, *_: object) -> None:
         self._at_end.close()

@@ -9,12 +9,9 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 import unittest
-from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
@@ -24,6 +21,7 @@ from standard_services import SERVING, health
 
 from group import HEALTH_PORT, Group
 from hosts import Hosts, isolate
+from programs import Program
 from oracle import Oracle, check_exact, check_equal, exact_batch, exact_weights, valid_tokens
 
 HOSTS = 4
@@ -80,27 +78,16 @@ class LaunchersTest(unittest.TestCase):
         return [BINARY, f"--group={launcher}", *flags, *self.group.flags()]
 
     def check(self, nodes: Nodes) -> None:
-        log_path = self.folder / "log"
         environment = {**self.group.environment(), "TMPDIR": str(self.folder)}
-        with log_path.open("wb") as log:
-            processes = [host.popen(*command, stdout=log, stderr=log, env={**environment, **variables})
-                         for host, (command, variables) in zip(self.hosts, nodes)]
-        for process in processes:
-            self.addCleanup(process.wait)
-            self.addCleanup(process.kill)
+        programs = [self.enterContext(Program(*host.command(*command), log=self.folder / "log", env={**environment, **variables}))
+                    for host, (command, variables) in zip(self.hosts, nodes)]
         for host in self.hosts:
-            self.await_ready(f"{host.address}:{HEALTH_PORT}", processes, log_path)
+            programs[0].wait_until(lambda: is_ready(f"{host.address}:{HEALTH_PORT}"), f"{host.name} is ready")
         train(self.group.target)
         pids = lossd_nodes()
         self.assertEqual(len(pids), HOSTS)
         os.kill(max(pids), signal.SIGTERM)
-        self.assertEqual([process.wait() for process in processes], [0] * len(processes), log_path.read_text(encoding="utf-8"))
-
-    def await_ready(self, target: str, processes: Iterable[subprocess.Popen[bytes]], log_path: Path) -> None:
-        while not is_ready(target):
-            if any(process.poll() is not None for process in processes):
-                raise AssertionError(log_path.read_text(encoding="utf-8"))
-            time.sleep(0.05)
+        self.assertEqual([program.wait() for program in programs], [0] * len(programs), programs[0].log())
 
     def test_torchrun(self) -> None:
         self.check([([TORCHRUN, f"--nnodes={HOSTS}", f"--node-rank={node}", "--nproc-per-node=1", "--master-addr=node0",

@@ -30,11 +30,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PATHS = [str(ROOT / "client/python"), str(ROOT / "tests/integration/python_client")]
+PATHS = [str(ROOT / "client/python"), str(ROOT / "tests/support")]
 sys.path[:0] = PATHS
 
 from fault_page import PHASES, FaultPage  # noqa: E402
+from programs import Program, StillRuns  # noqa: E402
 from server import SoakServer  # noqa: E402
+from waiting import wait_until  # noqa: E402
 
 KINDS = ("plain", "lanes", "steps", "pair", "deterministic", "impatient", "impatient_steps", "phases",
          "deterministic_phases")
@@ -53,28 +55,21 @@ class Proxies:
             arguments += ["--tls", server.target] if way < tls_ways(ways) else ["--plain", server.socket_target]
         for target in server.lane_targets():
             arguments += ["--lanes", target]
-        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        at_end.callback(self.kill)
-        assert self.process.stdout is not None
+        self.process = at_end.enter_context(Program(*arguments, log=page_path.with_name("proxies"), stdin=subprocess.PIPE,
+                                                    stdout=subprocess.PIPE, text=True))
         self.ports: list[int] = json.loads(self.process.stdout.readline())["ports"]
         self.seen: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._count, daemon=True)
         self._thread.start()
 
     def _count(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.seen[json.loads(line)["fault"]] += 1
 
     def weather(self, what: str) -> None:
         """"storm": from now on there are faults; "calm": there are none."""
-        assert self.process.stdin is not None
         self.process.stdin.write(f"{what}\n")
         self.process.stdin.flush()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 def tls_ways(ways: int) -> int:
@@ -92,22 +87,20 @@ class Clients:
     def __init__(self, script: str, places: list[list[str]], options: argparse.Namespace, page_path: Path, page: FaultPage,
                  at_end: contextlib.ExitStack) -> None:
         self.page, self.ready, self.reports = page, set[int](), list[dict[str, object]]()
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[Program] = []
         at_end.callback(self.kill)
         self.moved = [(0, time.monotonic())] * len(places)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*PATHS, str(Path(__file__).parent)]),
                        "LOSSD_LIBRARY": os.environ.get("LOSSD_LIBRARY", str(options.lossd.parent.parent / "lib/liblossd_c.so")),
                        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
         for way, place in enumerate(places):
-            process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name(script)), *place, f"--way={way}", f"--ways={len(places)}",
-                 f"--page={page_path}", f"--seed={options.seed}"],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            self.processes.append(process)
+            process = Program(sys.executable, Path(__file__).with_name(script), *place, f"--way={way}", f"--ways={len(places)}",
+                              f"--page={page_path}", f"--seed={options.seed}", log=page_path.with_name(f"client{way}"),
+                              env=environment, stdout=subprocess.PIPE, text=True)
+            self.processes.append(process.start())
             threading.Thread(target=self._read, args=(process,), daemon=True).start()
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
+    def _read(self, process: Program) -> None:
         for line in process.stdout:
             told = json.loads(line)
             if "ready" in told:
@@ -122,29 +115,25 @@ class Clients:
         now = time.monotonic()
         for way, process in enumerate(self.processes):
             if process.poll():
-                assert process.stderr is not None
-                raise AssertionError(process.stderr.read())
+                raise AssertionError(process.log())
             progress, since = int(self.page.progress[way]), self.moved[way][1]
             if progress != self.moved[way][0] or process.poll() == 0:
                 self.moved[way] = (progress, now)
             elif now - since > PATIENCE_SECONDS:
                 raise AssertionError(f"client {way} stands still:\n{self.stacks(process)}")
 
-    def stacks(self, process: subprocess.Popen[str]) -> str:
-        process.send_signal(signal.SIGUSR1)
+    def stacks(self, process: Program) -> str:
+        process.signal(signal.SIGUSR1)
         time.sleep(1)
         process.kill()
-        assert process.stderr is not None
-        return process.stderr.read()
+        return process.log()
 
     def running(self) -> bool:
-        return any(process.poll() is None for process in self.processes)
+        return any(process.running() for process in self.processes)
 
     def kill(self) -> None:
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.close()
 
 
 class Faults:
@@ -222,9 +211,11 @@ class Faults:
 
     def await_ready(self) -> None:
         """Before, a head may have no checkpoint that a killed server could go back to."""
-        while len(self.clients.ready) < self.options.clients:
+        def ready() -> bool:
             self.check()
-            time.sleep(0.05)
+            return len(self.clients.ready) == self.options.clients
+
+        wait_until(ready, lambda: f"ready: {self.clients.ready}", PATIENCE_SECONDS)
 
     def check(self) -> None:
         self.clients.check()
@@ -265,7 +256,7 @@ class Faults:
         self.page.count_kill()
         self.ends["rank killed"] += 1
         self.killed_while.update(under_way)
-        self.server.await_epoch()
+        self.server.await_serving()
 
     def await_phase(self, phase: str) -> None:
         """Until a moment after some client has begun to wait for this, or as long as none does."""
@@ -280,8 +271,8 @@ class Faults:
         begun = time.monotonic()
         self.server.signal(signal.SIGTERM)
         try:
-            status = self.server.wait(patience)
-        except subprocess.TimeoutExpired:
+            status = self.server.wait(PATIENCE_SECONDS if patience is None else patience)
+        except StillRuns:
             return False
         if status != 0:
             raise AssertionError(f"the server ended with {status} when it was drained:\n{self.server.log()[-4000:]}")
@@ -289,12 +280,11 @@ class Faults:
         return True
 
     def await_nothing_held(self) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while held := self.held():
+        def nothing_held() -> bool:
             self.check()
-            if time.monotonic() > end:
-                raise AssertionError(f"still held {PATIENCE_SECONDS} s after all clients have left: {held}")
-            time.sleep(0.2)
+            return not self.held()
+
+        wait_until(nothing_held, lambda: f"nothing is held any more: {self.held()}", PATIENCE_SECONDS, every=0.2)
 
     def held(self) -> dict[str, float]:
         return {name: value for name, value in self.server.metrics().items()

@@ -56,7 +56,7 @@ class HostFaults(Faults):
         self.page.count_kill()
         self.kinds[kind]()
         if set(self.server.rank_pids()) != set(self.epoch):
-            self.server.await_epoch()
+            self.server.await_serving()
         self.page.count_kill()
         self.ends[kind] += 1
         self.killed_while.update(under_way)

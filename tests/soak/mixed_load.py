@@ -21,9 +21,9 @@ from pathlib import Path
 import lossd
 from clients import Client, Intruder, PairTrainer, Reader, RegionTrainer, Stepper, Trainer, Visitor
 from server import SoakServer
+from waiting import wait_until
 
 SAMPLE_SECONDS = 0.25
-LEASE = "20s"  # longer than any client stands still on a busy machine
 HELD = ("lossd_sessions", "lossd_live_streams", "lossd_queued_chunks", "lossd_credit_bytes",
         "lossd_staging_reserved_bytes")
 
@@ -63,7 +63,7 @@ class Life:
 class Soak:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
-        self.server = SoakServer(options.lossd, folder, f"--session_lease={LEASE}", "--workspace_bytes=128M",
+        self.server = SoakServer(options.lossd, folder, f"--session_lease={options.lease}s", "--workspace_bytes=128M",
                                  "--drain_timeout=30s", "--same_host_regions", f"--region_socket_dir={folder}")
         self.lives: list[Life] = []
         self.rotations, self.drains, self.slowest_drain = 0, 0, 0.0
@@ -146,14 +146,14 @@ class Soak:
 
     def await_nothing_held(self) -> dict[str, float]:
         """Sessions of clients that vanished last as long as their lease."""
-        while True:
+        def nothing_held() -> dict[str, float] | None:
+            self.check()
             metrics = self.server.metrics()
             held = {name: value for name, value in metrics.items()
                     if value and (name in HELD or name.startswith("lossd_rpcs_in_flight"))}
-            if not held:
-                return {name: metrics[name] for name in HELD if name in metrics}
-            self.check()
-            time.sleep(0.2)
+            return None if held else {name: metrics[name] for name in HELD if name in metrics}
+
+        return wait_until(nothing_held, "nothing is held any more", every=0.2)
 
     def report(self, seconds: float, held: dict[str, float], growth: int) -> dict[str, object]:
         kinds: dict[str, dict[str, int]] = {}
@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=12, help="beside two that send nonsense")
     parser.add_argument("--rotate", type=float, default=20, help="seconds from one certificate to the next")
     parser.add_argument("--restart", type=float, default=150, help="seconds from one drain to the next")
+    parser.add_argument("--lease", type=int, default=20, help="seconds, longer than any client stands still on a busy machine")
     parser.add_argument("--allowed", type=int, default=32 << 20, help="bytes that the memory of a server may grow by")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()

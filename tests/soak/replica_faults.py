@@ -25,8 +25,8 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "integration/replicas")]
 
 from faults import FLAGS, PHASES, Faults, make_parser, run  # noqa: E402
+from lossd_server import read_metrics  # noqa: E402
 from replica_servers import ReplicaServers  # noqa: E402
-from server import read_metrics  # noqa: E402
 
 KINDS = ("steps", "flushes", "second_gradient", "impatient_steps", "three_sessions", "impatient")
 CONFIRMED = PHASES[:4]
@@ -48,7 +48,7 @@ class SoakReplicas(ReplicaServers):
         """Summed over all."""
         total: Counter[str] = Counter()
         for server in self:
-            total.update(read_metrics(server.metrics_target))
+            total.update(read_metrics(f"http://{server.metrics_target}/metrics"))
         return total
 
     def stop(self) -> int:

@@ -2,7 +2,7 @@
 """The real lossd, started as the pods of a rendered overlay start it: their arguments and lossd.json, where volumes are
 folders here and ports are free ones. Then the probes ask, Prometheus reads, a trainer connects, the pod is deleted.
 
-usage: server_test.py LOSSD LOSSCTL   with tests/deploy and tests/integration/python_client in PYTHONPATH
+usage: server_test.py LOSSD LOSSCTL   with tests/deploy and tests/support in PYTHONPATH
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import unittest
 import urllib.request
 from pathlib import Path
 
 from certificates import Authority
-from lossd_server import await_ports
+from lossd_server import LossdServer, free_port
 from manifests import (
     GROUPS,
     KUBERNETES,
@@ -34,6 +32,7 @@ from manifests import (
     server_config,
     workloads,
 )
+from programs import run
 from weights import write_weights
 
 LOSSD, LOSSCTL = sys.argv[1:3]
@@ -62,14 +61,14 @@ def make_certificates(folder: Path) -> None:
         authority.key(name).chmod(0o440)
 
 
-class Pod:
+class Pod(LossdServer):
     """A process instead of a container. `heads` take the place of those in its configuration."""
 
     def __init__(self, name: str, heads: list[dict] | None = None) -> None:
         self.objects = overlay(name)
         (self.workload,) = workloads(self.objects)
-        self._folder = tempfile.TemporaryDirectory(prefix="lossd-pod-")
-        self.root = Path(self._folder.name)
+        super().__init__(LOSSD, cwd="/", env=self.environment())
+        self.root = self.folder
         for mount in container(self.workload)["volumeMounts"]:
             self.inside(mount["mountPath"]).mkdir(parents=True)
         make_certificates(self.inside("/etc/lossd-tls"))
@@ -106,23 +105,13 @@ class Pod:
             return f"unix:{self.inside(address.removeprefix('unix:'))}"
         return FREE_PORT.sub("0", address)
 
-    def start(self) -> None:
-        self.begin()
-        self.await_start()
-
-    def begin(self) -> None:
-        ports = self.root / "ports.json"
-        ports.unlink(missing_ok=True)
+    def flags(self) -> list[str]:
         arguments = [re.sub("=/", f"={self.root}/", argument) for argument in self.arguments()]
-        with open(self.root / "log", "a", encoding="utf-8") as log:
-            command = [LOSSD, *arguments, f"--port_file={ports}"]
-            self.process = subprocess.Popen(command, cwd="/", env=self.environment(), stderr=log)
+        return [*arguments, f"--port_file={self.root}/ports.json"]
 
-    def await_start(self) -> None:
-        self.ports = await_ports(self.process, self.port_file(), self.root / "log")
-
-    def port_file(self) -> Path:
-        return self.root / "ports.json"
+    def await_serving(self) -> dict[str, int]:
+        self.ports = super().await_serving()
+        return self.ports
 
     def environment(self) -> dict[str, str]:
         return {"OMP_NUM_THREADS": "2"}
@@ -130,15 +119,12 @@ class Pod:
     def arguments(self) -> list[str]:
         return container(self.workload)["args"]
 
-    def log(self) -> str:
-        return (self.root / "log").read_text(encoding="utf-8")
-
     def probe(self, name: str) -> int:
         """As the kubelet does: exit code 0 is success."""
         probe = container(self.workload)[name]["grpc"]
         port = {50052: self.ports["health"], 50051: self.ports["grpc"]}[probe["port"]]
         command = [LOSSCTL, "health", "--server", f"127.0.0.1:{port}", "--service", probe.get("service", "")]
-        return subprocess.run(command, capture_output=True, check=False).returncode
+        return run(*command).returncode
 
     def lossctl(
         self, *arguments: str, certificate: bool = True, token: str = "", name: str = "localhost"
@@ -153,7 +139,7 @@ class Pod:
             file = self.root / "token"
             file.write_text(token, encoding="utf-8")
             command += ["--token_file", str(file)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return run(*command)
 
     def execute(self, *arguments: str) -> subprocess.CompletedProcess:
         """As kubectl exec does: what the container's environment says, and nothing else."""
@@ -163,18 +149,12 @@ class Pod:
             environment[entry["name"]] = self._moved_address(value) if value.startswith("unix:") else value
             if value.startswith("/"):
                 environment[entry["name"]] = str(self.inside(value))
-        return subprocess.run([LOSSCTL, *arguments], capture_output=True, text=True, check=False, env=environment)
+        return run(LOSSCTL, *arguments, env=environment)
 
     def delete(self) -> int:
         """SIGTERM, and the exit status within the grace period."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=pod_spec(self.workload)["terminationGracePeriodSeconds"])
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._folder.cleanup()
+        self.signal(signal.SIGTERM)
+        return self.wait(pod_spec(self.workload)["terminationGracePeriodSeconds"])
 
 
 class PodOfAGroup(Pod):
@@ -188,7 +168,7 @@ class PodOfAGroup(Pod):
         return super()._moved({**config, "devices": "cpu", "staging_bytes": 1 << 28})
 
     def port_file(self) -> Path:
-        return self.root / f"ports.json.{self.index}" if self.index > 0 else super().port_file()
+        return self.folder / (f"ports.json.{self.index}" if self.index > 0 else "ports.json")
 
     def environment(self) -> dict[str, str]:
         """With what the controller of LeaderWorkerSets adds."""
@@ -232,7 +212,7 @@ class PodOfTheCpuOverlay(unittest.TestCase):
     def setUpClass(cls) -> None:
         cls.pod = Pod("cpu")
         cls.addClassCleanup(cls.pod.close)
-        cls.pod.await_start()
+        cls.pod.await_serving()
 
     def test_all_probes_succeed(self) -> None:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -283,7 +263,7 @@ class DeletedPod(unittest.TestCase):
         # A head of a size that is quickly on the disk.
         pod = Pod("cpu", heads=[{"name": "lm_head", "vocab_size": 64, "hidden_size": 16}])
         self.addCleanup(pod.close)
-        pod.await_start()
+        pod.await_serving()
         write_weights(pod.root / "weights.safetensors", 64, 16)
         loaded = pod.lossctl("head", "load", "lm_head", str(pod.root / "weights.safetensors"), token=TOKENS["trainer"])
         self.assertEqual(loaded.returncode, 0, loaded.stderr)
@@ -299,15 +279,12 @@ class DeletedPod(unittest.TestCase):
 
 def start_all(test: unittest.TestCase, kind: type, name: str) -> list:
     """Every pod of an overlay."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
+    port, started = free_port(), []
     for index in range(len(pods(workloads(overlay(name))[0]))):
         started.append(kind(name, index, port))
         test.addCleanup(started[-1].close)
     for pod in started:
-        pod.await_start()
+        pod.await_serving()
     return started
 
 
@@ -322,8 +299,11 @@ class ReplicasOfPods(unittest.TestCase):
             self.assertEqual([head["name"] for head in told["heads"]], ["lm_head"])
             self.assertEqual(pod.probe("readinessProbe"), 0)
         self.assertEqual(second.delete(), 0, second.log())
-        while json.loads(first.lossctl("status", "--json", token=TOKENS["admin"]).stdout)["replicas"]["whole"]:
-            pass
+
+        def whole() -> bool:
+            return json.loads(first.lossctl("status", "--json", token=TOKENS["admin"]).stdout)["replicas"]["whole"]
+
+        first.wait_until(lambda: not whole(), "the replica that has ended is missed")
         self.assertEqual(first.probe("readinessProbe"), 0, "losses and chunks go on")
 
 
@@ -345,7 +325,7 @@ class GroupsOfPods(unittest.TestCase):
                 # Any of them is deleted: all of them drain.
                 self.assertEqual(others[-1].delete(), 0, others[-1].log())
                 for pod in group[:-1]:
-                    self.assertEqual(pod.process.wait(timeout=60), 0, pod.log())
+                    self.assertEqual(pod.wait(), 0, pod.log())
 
     def started(self, name: str) -> list[PodOfAGroup]:
         return start_all(self, PodOfAGroup, name)
@@ -354,7 +334,7 @@ class GroupsOfPods(unittest.TestCase):
 class Configurations(unittest.TestCase):
     def test_every_key_and_argument_is_a_flag(self) -> None:
         # --help goes to standard error or output, as Abseil sees fit.
-        told = subprocess.run([LOSSD, "--help"], capture_output=True, text=True, check=False)
+        told = run(LOSSD, "--help")
         flags = set(re.findall(r"--(\w+)", told.stdout + told.stderr))
         self.assertIn("drain_timeout", flags)
         for name in OVERLAYS:

@@ -2,26 +2,24 @@
 """Where the server listens: plain text beyond loopback, the port of health, and the limits of connections."""
 import os
 import queue
-import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 import grpc
 from lossd.v1 import loss_pb2_grpc, status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
+from programs import run
 from standard_services import NOT_SERVING, SERVING, health
 
-from access_support import REFLECTION, TOKENS, Certificates, call, methods, metric, write_tokens
+from access_support import REFLECTION, TOKENS, Certificates, call, methods, write_tokens
 from streaming import create_head, open_session, start_request
 
 BINARY = sys.argv.pop(1)
 
 
 def refusal(*flags):
-    done = subprocess.run([BINARY, "--metrics_listen=", *flags], capture_output=True, text=True, timeout=60,
-                          check=False)
+    done = run(BINARY, "--metrics_listen=", *flags)
     return done.returncode, done.stderr
 
 
@@ -108,8 +106,7 @@ class Health(unittest.TestCase):
                 future = stream.future(iter(unended.get, None))
                 self.assertEqual(health(probe), SERVING)
                 server.signal(15)
-                while health(probe) != NOT_SERVING:
-                    time.sleep(0.05)
+                server.wait_until(lambda: health(probe) == NOT_SERVING, "the probe is told that the server drains")
                 self.assertEqual(health(probe, "liveness"), SERVING)
                 unended.put(None)
                 future.exception()
@@ -171,10 +168,9 @@ class Limits(unittest.TestCase):
             requests = [queue.Queue() for _ in range(257)]
             streams = [losses.Compute(iter(queued.get, None)) for queued in requests]
             with own_channel(server) as other:
-                while metric(server, "lossd_live_streams") < 256:
-                    time.sleep(0.05)
+                server.wait_until(lambda: server.metric("lossd_live_streams") >= 256, "256 streams")
                 self.assertTrue(status(other).version, "another connection is not held up")
-            self.assertEqual(metric(server, "lossd_live_streams"), 256)
+            self.assertEqual(server.metric("lossd_live_streams"), 256)
             requests[0].put(None)
             list(streams[0])
             requests[256].put(start)

@@ -3,7 +3,6 @@
 import os
 import queue
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,19 +12,16 @@ import grpc
 import numpy as np
 from lossd.v1 import loss_pb2_grpc
 from lossd_server import LossdServer
+from programs import run
+from waiting import wait_until
 
-from access_support import TOKENS, Certificates, bearer, call, metric, with_token, write_tokens
+from access_support import TOKENS, Certificates, bearer, call, with_token, write_tokens
 from streaming import chunk_request, create_head, open_session, start_request
 
 BINARY = sys.argv.pop(1)
 STATUS = "/lossd.v1.StatusService/GetStatus"
 FAILING = 'lossd_reload_failing{files="%s"}'
 SECOND = "second-token-0123456789abcdef"
-
-
-def until(condition):
-    while not condition():
-        time.sleep(0.05)
 
 
 class Start(unittest.TestCase):
@@ -35,8 +31,7 @@ class Start(unittest.TestCase):
             if text is not None:
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)
-            done = subprocess.run([BINARY, "--listen=127.0.0.1:0", "--metrics_listen=", f"--tokens={path}"],
-                                  capture_output=True, text=True, timeout=60, check=False)
+            done = run(BINARY, "--listen=127.0.0.1:0", "--metrics_listen=", f"--tokens={path}")
             self.assertEqual(done.returncode, 2, text)
             self.assertIn("--tokens: ", done.stderr)
             self.assertIn(path, done.stderr)
@@ -64,31 +59,23 @@ class Start(unittest.TestCase):
             for mode, warned in ((0o600, False), (0o640, True), (0o604, True)):
                 os.chmod(path, mode)
                 with LossdServer(BINARY, "--device=cpu", f"--tokens={path}") as server:
-                    until(lambda: "tokens are asked for" in server.log())
+                    server.await_log("tokens are asked for")
                     server.stop()
                     self.assertEqual("chmod go-r" in server.log(), warned, oct(mode))
 
 
 class Rotation(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = os.path.join(folder.name, "tokens")
+        self.path = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), "tokens")
         write_tokens(self.path, TOKENS.items())
-        self.server = self.entered(LossdServer(BINARY, "--device=cpu", "--log_level=debug",
-                                                     f"--tokens={self.path}"))
-        self.channel = self.entered(grpc.insecure_channel(self.server.target))
-
-    def entered(self, manager):  # unittest has it from Python 3.11 on
-        result = manager.__enter__()
-        self.addCleanup(manager.__exit__, None, None, None)
-        return result
+        self.server = self.enterContext(LossdServer(BINARY, "--device=cpu", "--log_level=debug", f"--tokens={self.path}"))
+        self.channel = self.enterContext(grpc.insecure_channel(self.server.target))
 
     def code(self, token):
         return call(self.channel, STATUS, bearer(token))[0]
 
     def reloaded(self, times=1):
-        until(lambda: self.server.log().count("reloaded the tokens") == times)
+        self.server.await_log("reloaded the tokens", times)
 
     def open_stream(self, token):
         """(requests, answers) of a Compute stream that has begun."""
@@ -111,28 +98,28 @@ class Rotation(unittest.TestCase):
     def test_a_new_token_is_let_in_and_a_removed_one_is_not(self):
         self.assertEqual(self.code(SECOND), grpc.StatusCode.UNAUTHENTICATED)
         write_tokens(self.path, [*TOKENS.items(), ("read-only", SECOND)])
-        until(lambda: self.code(SECOND) == grpc.StatusCode.OK)
+        wait_until(lambda: self.code(SECOND) == grpc.StatusCode.OK)
         self.assertEqual(self.code(TOKENS["trainer"]), grpc.StatusCode.OK)
         write_tokens(self.path, [("read-only", SECOND)])
-        until(lambda: self.code(TOKENS["trainer"]) == grpc.StatusCode.UNAUTHENTICATED)
+        wait_until(lambda: self.code(TOKENS["trainer"]) == grpc.StatusCode.UNAUTHENTICATED)
         self.assertEqual(self.code(SECOND), grpc.StatusCode.OK)
 
     def test_sighup_reads_the_file_again_and_says_what_has_changed(self):
-        until(lambda: "tokens are asked for" in self.server.log())
+        self.server.await_log("tokens are asked for")
         self.server.signal(signal.SIGHUP)
-        until(lambda: "told to read files again tls=false tokens=true" in self.server.log())
+        self.server.await_log("told to read files again tls=false tokens=true")
         self.reloaded()
         self.assertIn("reloaded the tokens count=3 added=0 removed=0 other_role=0", self.server.log())
         write_tokens(self.path, [("admin", TOKENS["admin"]), ("admin", TOKENS["trainer"]), ("trainer", SECOND)])
         self.server.signal(signal.SIGHUP)  # whether or not the second's look came first
-        until(lambda: "reloaded the tokens count=3 added=1 removed=1 other_role=1" in self.server.log())
+        self.server.await_log("reloaded the tokens count=3 added=1 removed=1 other_role=1")
         self.assertEqual(self.code(SECOND), grpc.StatusCode.OK)
         with open(self.path, "w", encoding="utf-8") as file:
             file.write("nonsense")
         for times in (1, 2):  # each time it is asked for
             self.server.signal(signal.SIGHUP)
-            until(lambda: self.server.log().count("told to read files again") == 2 + times)
-            until(lambda: self.server.log().count("those from before go on") >= times)
+            self.server.await_log("told to read files again", 2 + times)
+            self.server.await_log("those from before go on", times)
         self.assertEqual(self.code(SECOND), grpc.StatusCode.OK)
 
     def test_streams_of_a_removed_token_end_and_others_go_on(self):
@@ -152,19 +139,19 @@ class Rotation(unittest.TestCase):
         self.code(SECOND)
         call(self.channel, "/lossd.v1.StatusService/Drain", bearer(TOKENS["trainer"]))
         call(self.channel, "/lossd.v1.StatusService/Drain", bearer(TOKENS["read-only"]))
-        self.assertEqual([metric(self.server, denied % reason) for reason in ("no_token", "unknown_token", "role")],
+        self.assertEqual([self.server.metric(denied % reason) for reason in ("no_token", "unknown_token", "role")],
                          [1, 1, 2])
         refused = 'lossd_rpcs_total{method="StatusService/Drain",code="PERMISSION_DENIED"}'
-        self.assertEqual(metric(self.server, refused), 2)
+        self.assertEqual(self.server.metric(refused), 2)
         write_tokens(self.path, [("read-only", SECOND)])
-        until(lambda: metric(self.server, reloads % "ok") == 1)
+        wait_until(lambda: self.server.metric(reloads % "ok") == 1)
         write_tokens(self.path, [])
-        until(lambda: metric(self.server, reloads % "failed") == 1)
-        self.assertEqual(metric(self.server, reloads % "ok"), 1)
-        until(lambda: metric(self.server, FAILING % "tokens") == 1)
-        self.assertEqual(metric(self.server, FAILING % "tls"), 0)
+        wait_until(lambda: self.server.metric(reloads % "failed") == 1)
+        self.assertEqual(self.server.metric(reloads % "ok"), 1)
+        wait_until(lambda: self.server.metric(FAILING % "tokens") == 1)
+        self.assertEqual(self.server.metric(FAILING % "tls"), 0)
         write_tokens(self.path, [("read-only", SECOND)])
-        until(lambda: metric(self.server, FAILING % "tokens") == 0)
+        wait_until(lambda: self.server.metric(FAILING % "tokens") == 0)
 
     def test_streams_of_a_token_that_became_less_end(self):
         _, _, stream = self.open_stream(TOKENS["trainer"])
@@ -175,15 +162,15 @@ class Rotation(unittest.TestCase):
         _, _, stream = self.open_stream(TOKENS["trainer"])
         with open(self.path, "w", encoding="utf-8") as file:
             file.write(f"{SECOND} admin\n")
-        until(lambda: "those from before go on" in self.server.log())
+        self.server.await_log("those from before go on")
         self.assertEqual(self.code(TOKENS["trainer"]), grpc.StatusCode.OK)
         os.remove(self.path)
-        until(lambda: self.server.log().count("those from before go on") == 2)
+        self.server.await_log("those from before go on", 2)
         self.assertEqual(self.code(TOKENS["trainer"]), grpc.StatusCode.OK)
         self.assertEqual(self.code(SECOND), grpc.StatusCode.UNAUTHENTICATED)
         self.assertTrue(stream.is_active())
         write_tokens(self.path, [("read-only", SECOND)])
-        until(lambda: self.code(SECOND) == grpc.StatusCode.OK)
+        wait_until(lambda: self.code(SECOND) == grpc.StatusCode.OK)
         self.assertEqual(self.server.stop(), 0)
         for token in (SECOND, *TOKENS.values()):
             self.assertNotIn(token, self.server.log())
@@ -196,23 +183,23 @@ class Tls(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
             certificates = Certificates(folder)
             with LossdServer(BINARY, "--device=cpu", *certificates.server_flags()) as server:
-                until(lambda: metric(server, expiry) > time.time())
-                first = metric(server, expiry)
+                wait_until(lambda: server.metric(expiry) > time.time())
+                first = server.metric(expiry)
                 self.assertLess(first, time.time() + 31 * 86400)
                 renewed = Certificates(other, days=60)
                 os.replace(renewed.path("server.pem"), certificates.path("server.pem"))
-                until(lambda: metric(server, reloads % "failed") == 1)  # it is of another key
-                until(lambda: metric(server, FAILING % "tls") == 1)
+                wait_until(lambda: server.metric(reloads % "failed") == 1)  # it is of another key
+                wait_until(lambda: server.metric(FAILING % "tls") == 1)
                 os.replace(renewed.path("server.key"), certificates.path("server.key"))
-                until(lambda: metric(server, reloads % "ok") == 1)
-                until(lambda: metric(server, FAILING % "tls") == 0)
-                self.assertGreater(metric(server, expiry), first)
+                wait_until(lambda: server.metric(reloads % "ok") == 1)
+                wait_until(lambda: server.metric(FAILING % "tls") == 0)
+                self.assertGreater(server.metric(expiry), first)
                 renewed.expire("server")
                 os.replace(renewed.path("server.pem"), certificates.path("server.pem"))
-                until(lambda: metric(server, reloads % "failed") == 2)
-                until(lambda: metric(server, expiry) <= time.time())
+                wait_until(lambda: server.metric(reloads % "failed") == 2)
+                wait_until(lambda: server.metric(expiry) <= time.time())
         with LossdServer(BINARY, "--device=cpu") as server:
-            self.assertEqual(metric(server, expiry), 0)
+            self.assertEqual(server.metric(expiry), 0)
 
 
 if __name__ == "__main__":

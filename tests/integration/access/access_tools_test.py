@@ -5,12 +5,12 @@ usage: access_tools_test.py LOSSD LOSSCTL LOSSD_PERF TRAIN_LM
 """
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import unittest
 
 from lossd_server import LossdServer
+from programs import run
 
 from access_support import ROLES, TOKENS, write_tokens
 
@@ -20,23 +20,19 @@ LOSSD, LOSSCTL, LOSSD_PERF, TRAIN_LM = (sys.argv.pop(1) for _ in range(4))
 class Tools(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.path = folder.name
+        cls.path = cls.enterClassContext(tempfile.TemporaryDirectory())
         write_tokens(cls.file("tokens"), TOKENS.items())
         for role in ROLES:
             with open(cls.file(role), "w", encoding="utf-8") as file:
                 file.write(TOKENS[role] + "\n")
-        cls.server = LossdServer(LOSSD, "--device=cpu", f"--tokens={cls.file('tokens')}")
-        cls.server.__enter__()
-        cls.addClassCleanup(cls.server.__exit__)
+        cls.server = cls.enterClassContext(LossdServer(LOSSD, "--device=cpu", f"--tokens={cls.file('tokens')}"))
 
     @classmethod
     def file(cls, name):
         return os.path.join(cls.path, name)
 
     def run_tool(self, *command):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = run(*command)
         for token in TOKENS.values():
             self.assertNotIn(token, done.stdout + done.stderr)
         return done

@@ -5,51 +5,17 @@ usage: c_api_test.py LOSSD C_API_TEST
 """
 import json
 import os
-import signal
 import struct
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
+
+from lossd_server import LossdServer
+from programs import Program, run
 
 LOSSD, PROGRAM = sys.argv[1:3]
 VOCAB, HIDDEN = 37, 12  # check.h
-
-
-class Server:
-    """One lossd on a socket file, so that the next one is found at the same place."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.target = f"unix:{folder}/lossd.sock"
-        self.start()
-
-    def start(self):
-        ready = os.path.join(self.folder, "ready")
-        with open(os.path.join(self.folder, "log"), "a", encoding="utf-8") as log:
-            self.process = subprocess.Popen(
-                [LOSSD, "--device=cpu", f"--listen={self.target}", "--metrics_listen=", f"--port_file={ready}",
-                 f"--checkpoint_dir={self.folder}/checkpoints", f"--weights_dir={self.folder}", "--same_host_regions",
-                 "--parking_bytes=1MiB"],
-                stdout=log, stderr=subprocess.STDOUT)
-        while not os.path.exists(ready):
-            if self.process.poll() is not None:
-                raise RuntimeError(f"lossd ended with {self.process.returncode}:\n{self.log()}")
-            time.sleep(0.01)
-        os.remove(ready)
-
-    def log(self):
-        with open(os.path.join(self.folder, "log"), encoding="utf-8") as file:
-            return file.read()
-
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def close(self):
-        if self.process.poll() is None:
-            self.kill()
 
 
 def write_weights_file(path):
@@ -66,18 +32,16 @@ def write_weights_file(path):
 class CApiTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        write_weights_file(os.path.join(cls.folder.name, "weights.safetensors"))
-        cls.server = Server(cls.folder.name)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.server.close()
-        cls.folder.cleanup()
+        folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+        write_weights_file(os.path.join(folder, "weights.safetensors"))
+        cls.target = f"unix:{folder}/lossd.sock"  # where the next one is found, too
+        cls.server = cls.enterClassContext(LossdServer(
+            LOSSD, "--device=cpu", f"--listen={cls.target}", f"--checkpoint_dir={folder}/checkpoints", f"--weights_dir={folder}",
+            "--same_host_regions", "--parking_bytes=1MiB", folder=folder))
 
     def run_test(self, name, *arguments):
-        done = subprocess.run([PROGRAM, name, self.server.target, *arguments], capture_output=True, text=True, check=False)
-        self.assertEqual(done.returncode, 0, f"{name}: {done.stdout}{done.stderr}\n{self.server.log()[-1000:]}")
+        done = run(PROGRAM, name, self.target, *arguments)
+        self.assertEqual(done.returncode, 0, f"{name}: {done.stdout}{done.stderr}\n{self.server.last_words()}")
         return done.stdout
 
     def test_everything_of_one_process(self):
@@ -92,14 +56,15 @@ class CApiTest(unittest.TestCase):
         self.run_test("step_for", marks)
 
     def kill_under(self, name, restart):
-        with subprocess.Popen([PROGRAM, name, self.server.target], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) as program:
+        with Program(PROGRAM, name, self.target, log=self.server.folder / name, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                     text=True) as program:
             self.assertEqual(program.stdout.readline(), "ready\n")
             self.server.kill()
             if restart:
                 self.server.start()
-            _, errors = program.communicate("\n")
-            self.assertEqual(program.returncode, 0, errors)
+            program.stdin.write("\n")
+            program.stdin.close()
+            self.assertEqual(program.wait(), 0, program.log())
 
     def test_a_killed_server_is_a_window_lost(self):
         self.kill_under("window_lost", restart=True)
@@ -110,7 +75,7 @@ class CApiTest(unittest.TestCase):
 
     def test_drain_ends_the_server_as_sigterm_does(self):
         self.run_test("drain")
-        self.assertEqual(self.server.process.wait(), 0)
+        self.assertEqual(self.server.wait(), 0)
         self.server.start()
 
 

@@ -9,15 +9,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import urllib.request
 
 import grpc
 import numpy as np
-from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
+from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2, status_pb2, status_pb2_grpc, types_pb2
 from lossd_server import LossdServer, await_ports, free_ports
 from standard_services import SERVING, health
+from waiting import wait_until as until
 
 from lanes_support import FLAGS, HIDDEN, TOKENS, VOCAB, Lane, Places, batch, flush, open_session
 from streaming import F32, OPTIONS, create_head
@@ -31,11 +31,6 @@ ALL_RETURNS = loss_pb2.WantedReturns(log_sum_exp=True, z_losses=True, log_probab
 
 def group(*flags, devices="cpu,cpu,cpu"):
     return LossdServer(BINARY, f"--devices={devices}", *FLAGS, *flags)
-
-
-def until(condition):
-    while not condition():
-        time.sleep(0.02)
 
 
 def metric(server, series):

@@ -10,12 +10,13 @@ import select
 import shutil
 import signal
 import subprocess
-import time
 import unittest
 
 from certificates import Authority
 from lossctl_harness import LOSSCTL, LOSSD, SERVER_FLAGS, USAGE, LossctlTest
 from lossd_server import LossdServer
+from programs import run
+from waiting import wait_until
 
 DTYPES = ["bfloat16", "float16", "float32"]
 # What is typed, and what is offered at its end. The head and the file are made by setUp.
@@ -56,8 +57,7 @@ class Shell(LossctlTest):
 
     def shell(self, *command):
         path = f"{os.path.dirname(LOSSCTL)}:{os.environ['PATH']}"
-        result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                text=True, check=False, cwd=self.folder, env=self.environment(PATH=path))
+        result = run(*command, stdin=subprocess.DEVNULL, cwd=self.folder, env=self.environment(PATH=path))
         self.assertEqual((result.returncode, result.stderr), (0, ""), (command, result))
         return result.stdout
 
@@ -78,12 +78,13 @@ class Shell(LossctlTest):
         shown = ""
 
         def wait_for(text):
-            nonlocal shown
-            end = time.monotonic() + 60  # a guard against hangs
-            while text not in shown and time.monotonic() < end:
-                if select.select([terminal], [], [], 0.1)[0]:
+            def has_shown():
+                nonlocal shown
+                if text not in shown and select.select([terminal], [], [], 0.1)[0]:
                     shown += os.read(terminal, 4096).decode(errors="replace")
-            self.assertIn(text, shown)
+                return text in shown
+
+            wait_until(has_shown, lambda: f"{text!r} on the terminal, which shows {shown!r}", every=0)
 
         try:
             wait_for("ready> ")

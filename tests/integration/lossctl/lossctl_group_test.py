@@ -5,6 +5,7 @@ import socket
 import unittest
 
 from lossctl_harness import SERVER_FLAGS, LossctlTest
+from waiting import wait_until
 
 RANK_KEYS = {"rank", "device", "device_description", "pci_bus_id", "host", "memory_limit_bytes", "memory_reserved_bytes",
              "uptime_seconds", "waited_seconds", "command", "command_seconds", "waits_at", "stuck"}
@@ -17,10 +18,11 @@ class Ranks(LossctlTest):
 
     def when_known(self):
         """What every rank has, once the other one has told of the head."""
-        while True:
+        def known():
             memory = self.succeed_json("memory")
-            if all("h" in rank["heads"] for rank in memory["ranks"]):
-                return memory
+            return all("h" in rank["heads"] for rank in memory["ranks"]) and memory
+
+        return wait_until(known, "the head at every rank")
 
     def test_memory_is_that_of_every_rank(self):
         self.succeed("head", "create", "h", "--vocab", "4096", "--hidden", "64", "--dtype", "fp32")

@@ -9,6 +9,7 @@ import tempfile
 import unittest
 
 from lossd_server import LossdServer
+from programs import run
 
 LOSSD, LOSSCTL, WINDOW_FILLER = sys.argv[1:4]
 del sys.argv[1:4]
@@ -46,21 +47,15 @@ class LossctlTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.server = LossdServer(LOSSD, *cls.server_flags())
-        cls.server.__enter__()
+        cls.server = cls.enterClassContext(LossdServer(LOSSD, *cls.server_flags()))
 
     @classmethod
     def tearDownClass(cls):
-        try:
-            status = cls.server.stop()
-            assert status == 0, f"lossd ended with {status}:\n{cls.server.log()}"
-        finally:
-            cls.server.__exit__(None, None, None)
+        status = cls.server.stop()
+        assert status == 0, f"lossd ended with {status}:\n{cls.server.log()}"
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
+        self.folder = self.enterContext(tempfile.TemporaryDirectory())
 
     def path(self, name):
         return os.path.join(self.folder, name)
@@ -75,9 +70,8 @@ class LossctlTest(unittest.TestCase):
         return {**os.environ, "LOSSD_SERVER": self.server.target, "LC_ALL": "C", **changes}
 
     def lossctl(self, *arguments, preexec_fn=None, stdout=subprocess.PIPE, **environment):
-        return Result(subprocess.run([LOSSCTL, *arguments], stdin=subprocess.DEVNULL, stdout=stdout,
-                                     stderr=subprocess.PIPE, text=True, check=False, preexec_fn=preexec_fn,
-                                     cwd=self.folder, env=self.environment(**environment)))
+        return Result(run(LOSSCTL, *arguments, capture_output=False, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
+                          preexec_fn=preexec_fn, cwd=self.folder, env=self.environment(**environment)))
 
     def succeed(self, *arguments, **options):
         """What it printed."""
@@ -107,8 +101,7 @@ class LossctlTest(unittest.TestCase):
         return heads[0]
 
     def filler(self, *arguments):
-        return subprocess.run([WINDOW_FILLER, self.server.target, *arguments], check=True, stdout=subprocess.PIPE,
-                              text=True).stdout
+        return run(WINDOW_FILLER, self.server.target, *arguments, check=True).stdout
 
     def feed(self, head, tokens):
         """Returns the number of valid tokens."""

@@ -2,12 +2,12 @@
 """What lossctl shows of servers that hold replicas of the same heads."""
 import json
 import os
-import subprocess
 import sys
-import time
 import unittest
 
 from lossd_server import ReplicaSet
+from programs import run
+from waiting import wait_until
 
 LOSSD, LOSSCTL = sys.argv[1:3]
 del sys.argv[1:]
@@ -16,8 +16,7 @@ KEYS = {"name", "replica", "replicas", "whole", "why_not", "epochs", "refills", 
 
 
 def status(server, *flags):
-    return subprocess.run([LOSSCTL, "status", *flags], env={**os.environ, "LOSSD_SERVER": server.target}, text=True,
-                          stdout=subprocess.PIPE, check=True).stdout
+    return run(LOSSCTL, "status", *flags, env={**os.environ, "LOSSD_SERVER": server.target}, check=True).stdout
 
 
 def replicas(server):
@@ -42,10 +41,8 @@ class Replicas(unittest.TestCase):
             self.assertRegex(text, r"(?m)^REPLICA +SESSIONS PLACED +LATE TO SEAL +LATE TO SUM +LATE TO STEP +LATE TO FLUSH$")
             self.assertRegex(text, r"(?m)^ +1 +0 +0\.0 ms +0\.0 ms +0\.0 ms +0\.0 ms$")
             servers[1].stop()
-            while replicas(servers[0])["whole"]:
-                time.sleep(0.05)
-            while "did not join" not in replicas(servers[0])["why_not"]:
-                time.sleep(0.05)
+            wait_until(lambda: "did not join" in replicas(servers[0])["why_not"], "the replica that has ended is missed")
+            self.assertFalse(replicas(servers[0])["whole"])
             self.assertRegex(status(servers[0]), r"(?m)NOT WHOLE: replica 1 of 2 did not join;")
 
 

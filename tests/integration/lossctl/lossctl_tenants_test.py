@@ -17,6 +17,7 @@ import urllib.request
 
 from lossctl_harness import (EXHAUSTED, INVALID, LOSSCTL, NOT_FOUND, REFUSED, SERVER_FLAGS, USAGE, LossctlTest,
                              read_safetensors, read_to_end, to_bfloat16, write_safetensors)
+from programs import run
 
 V, H = 257, 33
 TENSOR = "lm_head.weight"
@@ -66,8 +67,8 @@ class LoadOnServer(LossctlTest):
         self.write("in", {TENSOR: ("F32", [V, H], small_floats(1))})
         self.create("watched")
         master, slave = pty.openpty()
-        subprocess.run([LOSSCTL, "head", "load", "watched", "in", "--on-server"], stdout=subprocess.DEVNULL, stderr=slave,
-                       check=True, env=self.environment(TERM="xterm"))
+        run(LOSSCTL, "head", "load", "watched", "in", "--on-server", capture_output=False, stdout=subprocess.DEVNULL, stderr=slave,
+            check=True, env=self.environment(TERM="xterm"))
         os.close(slave)
         self.assertIn(b"100 %", read_to_end(master))
 

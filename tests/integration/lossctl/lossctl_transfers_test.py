@@ -10,7 +10,6 @@ import os
 import pty
 import random
 import resource
-import signal
 import struct
 import subprocess
 import time
@@ -18,6 +17,7 @@ import unittest
 
 from lossctl_harness import (EXHAUSTED, FAILED, INVALID, LOSSCTL, NOT_FOUND, REFUSED, USAGE, LossctlTest,
                              read_safetensors, read_to_end, to_bfloat16, to_float32, write_safetensors)
+from programs import Program
 
 V, H = 257, 33
 TENSOR = "lm_head.weight"
@@ -251,11 +251,12 @@ class LoadAndSave(LossctlTest):
     def test_a_terminal_gets_a_bar_that_erases_itself(self):
         write_safetensors(self.path("in"), {TENSOR: ("F32", [V, H], small_floats(8))})
         terminal, ours = pty.openpty()
-        with subprocess.Popen([LOSSCTL, "head", "load", "watched", "in", "--create", "--json"], stderr=ours,
-                              stdout=subprocess.PIPE, cwd=self.folder, env=self.environment(LC_ALL="C.UTF-8")) as process:
+        with Program(LOSSCTL, "head", "load", "watched", "in", "--create", "--json", log=self.path("log"), stderr=ours,
+                     stdout=subprocess.PIPE, cwd=self.folder, env=self.environment(LC_ALL="C.UTF-8")) as process:
             os.close(ours)
             text = read_to_end(terminal).decode()
             result = process.stdout.read()
+            self.assertEqual(process.wait(), 0)
         self.assertIn("loading watched  ", text)
         self.assertIn("100 %", text)
         self.assertIn("█", text)
@@ -395,10 +396,9 @@ class Flush(LossctlTest):
     def test_killed_at_any_moment_it_can_be_run_again(self):
         gradient, _ = self.filled("killed")
         for delay in (0.0, 0.02, 0.03, 0.04, 0.06, 0.1):
-            with subprocess.Popen([LOSSCTL, "flush", "killed", "--out", "out"], stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.DEVNULL, cwd=self.folder, env=self.environment()) as process:
+            with Program(LOSSCTL, "flush", "killed", "--out", "out", log=os.devnull, cwd=self.folder, env=self.environment()) as process:
                 time.sleep(delay)
-                process.send_signal(signal.SIGKILL)
+                process.kill()
             if os.path.exists(self.path("out")):
                 break  # it was done, or the file is there and the window not yet ended
         if self.head("killed")["generation"] == 1:

@@ -12,6 +12,7 @@ import unittest
 import urllib.request
 
 from lossd_server import LossdServer
+from programs import run
 
 LOSSD, LOSSD_PERF = sys.argv[1:3]
 del sys.argv[1:3]
@@ -21,8 +22,8 @@ OWN = ["--device=cpu", "--server_flag=--workspace_bytes=16777216", "--server_fla
 OK, FAILED, USAGE, UNREACHABLE = range(4)
 
 
-def perf(*arguments):
-    return subprocess.run([LOSSD_PERF, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+def perf(*arguments, **options):
+    return run(LOSSD_PERF, *arguments, stdin=subprocess.DEVNULL, **options)
 
 
 class LossdPerfTest(unittest.TestCase):
@@ -180,8 +181,7 @@ class LossdPerfTest(unittest.TestCase):
             self.assertTrue(report["target"].startswith(prefix), report["target"])
 
     def test_tls_without_openssl_says_what_is_missing(self):
-        done = subprocess.run([LOSSD_PERF, *OWN, *SMALL, "--transport=tls"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              check=False, env={**os.environ, "PATH": "/nonexistent"})
+        done = perf(*OWN, *SMALL, "--transport=tls", env={**os.environ, "PATH": "/nonexistent"})
         self.assertEqual(done.returncode, UNREACHABLE, done)
         self.assertIn("openssl", done.stderr)
 

@@ -101,28 +101,24 @@ class WhatIsDone(unittest.TestCase):
     FLAGS: tuple[str, ...] = ()
 
     def setUp(self):
-        self.server = self.enterContext_(LossdServer(BINARY, *self.FLAGS))
-        channel = self.enterContext_(grpc.insecure_channel(self.server.target))
+        self.server = self.enterContext(LossdServer(BINARY, *self.FLAGS))
+        channel = self.enterContext(grpc.insecure_channel(self.server.target))
         self.heads = head_pb2_grpc.HeadServiceStub(channel)
         self.losses = loss_pb2_grpc.LossServiceStub(channel)
         self.gradients = gradient_pb2_grpc.GradientServiceStub(channel)
         self.status = status_pb2_grpc.StatusServiceStub(channel)
         self.channel = channel
 
-    def enterContext_(self, manager):
-        entered = manager.__enter__()
-        self.addCleanup(manager.__exit__, None, None, None)
-        return entered
-
     def scrape(self):
         """Once streams and calls are over for the server, too. A page counts those that ended before it counts those under
         way: a call that ends in between is in neither, so the page to go by is the next one."""
-        while True:
-            scrape = Scrape(self.server.metrics_url)
-            under_way = sum(value for series, value in scrape.values.items() if series.startswith("lossd_rpcs_in_flight"))
-            if scrape["lossd_live_streams"] == 0 and under_way == 0:
-                return Scrape(self.server.metrics_url)
-            time.sleep(0.01)
+        def quiet():
+            under_way = {series: value for series, value in self.server.metrics().items()
+                         if series == "lossd_live_streams" or series.startswith("lossd_rpcs_in_flight")}
+            return not any(under_way.values())
+
+        self.server.wait_until(quiet, "calls and streams are over")
+        return Scrape(self.server.metrics_url)
 
     def compute(self, session, *chunks):
         answers = self.losses.Compute(iter([start_request(session), *chunks]))
@@ -523,12 +519,14 @@ class StatusPage(WhatIsDone):
     def test_throughput_is_seen(self):
         create_head(self.channel, "h", VOCAB, HIDDEN)
         session = open_session(self.channel, "h", "c")
-        rates = {"tokens": 0}
-        sequence = 0
-        while rates["tokens"] == 0:
-            sequence += 1
-            self.compute(session, self.chunk(session, sequence, [1, 2]))
+        sequences = itertools.count(1)
+
+        def rates_of_tokens():
+            self.compute(session, self.chunk(session, next(sequences), [1, 2]))
             rates = json.loads(self.get("/status.json")[1])["per_second"]
+            return rates["tokens"] and rates
+
+        rates = self.server.wait_until(rates_of_tokens, "a rate of tokens", every=0)
         self.assertTrue(all(value > 0 for value in rates.values()), rates)
 
     def test_there_is_nothing_else(self):

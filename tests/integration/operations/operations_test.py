@@ -24,6 +24,7 @@ from clients import Connect, PairTrainer, RegionTrainer, Stepper, Trainer
 from lossd_server import free_port
 from server import SoakServer
 from standard_services import SERVING, health
+from waiting import wait_until
 
 BINARY = sys.argv.pop(1)
 FAKETIME = sys.argv.pop(1) if len(sys.argv) > 1 and os.path.exists(sys.argv[1]) else ""
@@ -31,24 +32,20 @@ FLAGS = ("--workspace_bytes=16777216", "--same_host_regions")
 HOUR = 3600
 
 
-def poll(condition) -> None:
-    while not condition():
-        time.sleep(0.05)
-
-
 def save_between_flushes(head: lossd.Head, tag: str) -> None:
     """Trainers flush meanwhile, and a window that is frozen cannot be saved."""
-    while True:
+    def saved() -> bool:
         with contextlib.suppress(lossd.FailedPreconditionError):
             head.save_checkpoint(tag)
-            return
+            return True
+        return False
+
+    wait_until(saved, f"checkpoint {tag}", every=0)
 
 
 class Servers(unittest.TestCase):
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def server(self, *flags: str, **options: object) -> SoakServer:
         server = SoakServer(BINARY, self.folder, *FLAGS, f"--region_socket_dir={self.folder}", *flags, tls=False)
@@ -66,7 +63,7 @@ class Servers(unittest.TestCase):
     def await_rounds(self, trainers: list[Trainer], more: int) -> None:
         """Until each has gone on for so many rounds, all of which were right."""
         wanted = [trainer.rounds + more for trainer in trainers]
-        poll(lambda: any(t.failure for t in trainers)
+        wait_until(lambda: any(t.failure for t in trainers)
              or all(t.rounds >= want for t, want in zip(trainers, wanted, strict=True)))
         self.check(trainers)
 
@@ -149,7 +146,7 @@ class Operations(Servers):
         most = server.open_files() + 40
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (most, most))
         crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
-        poll(lambda: server.metrics()["lossd_connections_refused_total"] > 0)
+        wait_until(lambda: server.metrics()["lossd_connections_refused_total"] > 0)
 
         def told() -> bool:
             """A descriptor that was somebody else's for a moment may let a client in: the crowd takes that, too."""
@@ -161,7 +158,7 @@ class Operations(Servers):
                 return True
             return False
 
-        poll(told)
+        wait_until(told, "a client that is told that it cannot connect")
         self.await_rounds(trainers, 2)
         with grpc.insecure_channel(probes) as probe:
             self.assertEqual(health(probe, "liveness"), SERVING)
@@ -205,7 +202,7 @@ class Clock(Servers):
         with lossd.connect(server.target) as client:
             with self.assertRaises(lossd.NotFoundError):
                 client.head("no such head")
-            poll(lambda: any(abs(after - before[-1]) > abs(seconds) / 2 for after in self.times(server)[len(before):]))
+            wait_until(lambda: any(abs(after - before[-1]) > abs(seconds) / 2 for after in self.times(server)[len(before):]))
 
     @staticmethod
     def times(server: SoakServer) -> list[float]:
@@ -235,7 +232,7 @@ class Clock(Servers):
             session = head.open_session()
             self.assertEqual(head.info().open_sessions, 1)
             self.jump(server, -5 * HOUR)
-            poll(lambda: head.info().open_sessions == 0)
+            wait_until(lambda: head.info().open_sessions == 0)
             del session
         self.assertEqual(server.stop(), 0)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 REPOSITORY = sys.argv[2]
-sys.path.insert(0, os.path.join(REPOSITORY, "tests/integration/python_client"))
+sys.path.insert(0, os.path.join(REPOSITORY, "tests/support"))
 from lossd.v1 import (gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc,  # noqa: E402
                       types_pb2)
 from lossd_server import LossdServer  # noqa: E402

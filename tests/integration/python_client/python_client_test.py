@@ -1,11 +1,10 @@
 #!/usr/bin/python3
 """A client made of nothing but stock grpcio and generated stubs gets the right numbers, and finds the standard services.
 
-usage: python_client_test.py LOSSD REPOSITORY   with the generated stubs in PYTHONPATH
+usage: python_client_test.py LOSSD REPOSITORY   with the generated stubs and tests/support in PYTHONPATH
 """
 import os
 import re
-import subprocess
 import sys
 import unittest
 import urllib.request
@@ -14,6 +13,7 @@ import grpc
 import numpy as np
 
 from lossd_server import LossdServer
+from programs import run
 import standard_services
 
 LOSSD, REPOSITORY = sys.argv.pop(1), sys.argv.pop(1)
@@ -137,7 +137,7 @@ def operations_table(pattern):
 
 class Documentation(unittest.TestCase):
     def test_the_flags_are_those_of_the_help(self):
-        text = subprocess.run([LOSSD, "--help"], check=False, capture_output=True, text=True).stdout
+        text = run(LOSSD, "--help").stdout
         flags = set(re.findall(r"^ +(--\w+) \((?!internal: )", text, re.MULTILINE))
         self.assertTrue(flags)
         self.assertEqual(operations_table(r"--\w+"), flags)

@@ -5,18 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lossd_server import await_ports, free_port, free_ports
-
-
-def until(condition: Callable[[], object]) -> None:
-    """For as long as the test's own limit allows."""
-    while not condition():
-        time.sleep(0.01)
+from waiting import wait_until as until  # noqa: F401
 
 
 def write_token(file: Path, text: str = "known-to-the-replicas-of-a-set-alone") -> Path:

@@ -7,13 +7,13 @@ import json
 import os
 import resource
 import stat
-import subprocess
 import sys
 import tempfile
 import unittest
 
 import grpc
 import numpy as np
+import programs
 from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2_grpc, status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
 
@@ -25,9 +25,8 @@ VOCAB, HIDDEN = 200, 16
 FLAGS = ["--device=cpu", "--workspace_bytes=16777216"]
 
 
-def run(*flags):
-    return subprocess.run([LOSSD, "--listen=127.0.0.1:0", "--metrics_listen=", *FLAGS, *flags], capture_output=True,
-                          text=True, timeout=60, check=False)
+def run(*flags, **options):
+    return programs.run(LOSSD, "--listen=127.0.0.1:0", "--metrics_listen=", *FLAGS, *flags, **options)
 
 
 def connect(server):
@@ -293,9 +292,7 @@ class Checkpoints(unittest.TestCase):
     def test_a_start_that_fails_leaves_the_drain_to_the_next(self):
         self.drained(lambda server, _: server.signal(15))
         with LossdServer(LOSSD, *FLAGS) as other:
-            result = subprocess.run([LOSSD, f"--listen={other.target}", "--metrics_listen=", *FLAGS, "--restore",
-                                     f"--checkpoint_dir={self.folder}"], capture_output=True, text=True, timeout=60,
-                                    check=False)
+            result = run(f"--listen={other.target}", "--restore", f"--checkpoint_dir={self.folder}")
             self.assertEqual(result.returncode, 1)
             self.assertIn("cannot listen", result.stderr)
         self.assertIn("drain.json", self.files())
@@ -342,10 +339,8 @@ class Checkpoints(unittest.TestCase):
         session = self.drained(lambda server, _: server.signal(15))
         folder = os.path.dirname(self.folder)
         before = sorted(os.listdir(folder))
-        result = subprocess.run(
-            [LOSSD, "--listen=127.0.0.1:0", "--metrics_listen=", *FLAGS, "--restore", f"--checkpoint_dir={self.folder}",
-             f"--port_file={folder}/ports"], capture_output=True, text=True, timeout=60, check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)))
+        result = run("--restore", f"--checkpoint_dir={self.folder}", f"--port_file={folder}/ports",
+                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)))
         self.assertEqual(result.returncode, 1)
         self.assertIn("--port_file", result.stderr)
         self.assertNotIn("serving", result.stderr)
@@ -378,8 +373,7 @@ class Checkpoints(unittest.TestCase):
 
     def test_lossctl_saves_lists_and_restores(self):
         def lossctl(*arguments):
-            return subprocess.run([LOSSCTL, *arguments, "--server", server.target], capture_output=True, text=True,
-                                  check=False)
+            return programs.run(LOSSCTL, *arguments, "--server", server.target)
         with self.server() as server, connect(server) as channel:
             create_head(channel, "h", VOCAB, HIDDEN)
             self.assertIn("No checkpoints", lossctl("checkpoint", "list").stdout)

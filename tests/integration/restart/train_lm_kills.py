@@ -3,7 +3,7 @@
 perplexity must be that of an undisturbed run, to the last digit.
 
 usage: train_lm_kills.py LOSSD TRAIN_LM [--terms N] [--kills N] [--steps N] [--every N] [--seed N] [--device NAMES]
-                         [--vocabulary N] [--hidden N] [--batch N]
+                         [--vocabulary N] [--hidden N] [--batch N]   with tests/support in PYTHONPATH
 
 The run saves itself every so many steps, with a tagged checkpoint of its head at the server; after a kill it goes back
 there. A drain it does not notice. The interruptions are spread over the run by what it has printed.
@@ -13,10 +13,14 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+
+from lossd_server import LossdServer, free_port
+from programs import Program
+
+LONGEST_RUN = 3600  # seconds, of one that is started by hand
 
 
 def parse():
@@ -46,62 +50,28 @@ def write_text(path):
                 file.write(" ".join(rng.choice(words[:rng.randint(20, 400)]) for _ in range(40)) + ".\n\n")
 
 
-class Server:
-    """On one port for its whole life, however often it ends."""
-
-    def __init__(self, arguments, folder):
-        self._arguments, self._folder = arguments, folder
-        self._listen, self._process = "127.0.0.1:0", None
-        self.start()
-
-    def start(self):
-        ports = os.path.join(self._folder, "ports.json")
-        if os.path.exists(ports):
-            os.remove(ports)
-        with open(os.path.join(self._folder, "log"), "a", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                [self._arguments.lossd, f"--listen={self._listen}", "--metrics_listen=", f"--devices={self._arguments.device}",
-                 "--restore", f"--checkpoint_dir={self._folder}/checkpoints", f"--port_file={ports}"],
-                stdout=log, stderr=subprocess.STDOUT)
-        while not os.path.exists(ports):
-            if self._process.poll() is not None:
-                with open(os.path.join(self._folder, "log"), encoding="utf-8") as log:
-                    sys.exit(f"lossd ended with {self._process.returncode}:\n{log.read()}")
-            time.sleep(0.01)
-        with open(ports, encoding="utf-8") as file:
-            self.target = self._listen = f"127.0.0.1:{json.load(file)['grpc']}"
-
-    def end(self, number):
-        self._process.send_signal(number)
-        status = self._process.wait()
-        if number == signal.SIGTERM and status != 0:
-            sys.exit(f"a drain ended with status {status}")
-
-
-class Run:
-    def __init__(self, arguments, server, text, folder):
+class Run(Program):
+    def __init__(self, arguments, target, text, folder):
         self._json = os.path.join(folder, "results.json")
-        self.log = os.path.join(folder, "train_lm.log")
-        with open(self.log, "w", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                [arguments.train_lm, "--server", server.target, "--head", "lm", "--text", text,
-                 "--checkpoint-dir", os.path.join(folder, "run"), "--checkpoint-every", str(arguments.every),
-                 "--steps", str(arguments.steps), "--vocabulary", str(arguments.vocabulary), "--hidden", str(arguments.hidden),
-                 "--embedding", "16", "--batch", str(arguments.batch), "--threads", "1", "--evaluations", "2",
-                 "--json", self._json],
-                stdout=log, stderr=subprocess.STDOUT)
-
-    def running(self):
-        return self._process.poll() is None
+        super().__init__(
+            arguments.train_lm, "--server", target, "--head", "lm", "--text", text, "--checkpoint-dir", os.path.join(folder, "run"),
+            "--checkpoint-every", arguments.every, "--steps", arguments.steps, "--vocabulary", arguments.vocabulary,
+            "--hidden", arguments.hidden, "--embedding", "16", "--batch", arguments.batch, "--threads", "1", "--evaluations", "2",
+            "--json", self._json, log=os.path.join(folder, "train_lm.log"))
 
     def result(self):
-        status = self._process.wait()
-        with open(self.log, encoding="utf-8") as log:
-            text = log.read()
+        status = self.wait(LONGEST_RUN)
         if status != 0:
-            sys.exit(f"train_lm ended with status {status}:\n{text}")
+            sys.exit(f"train_lm ended with status {status}:\n{self.log()}")
         with open(self._json, encoding="utf-8") as file:
-            return json.load(file), text
+            return json.load(file), self.log()
+
+
+def end(server, number):
+    server.signal(number)
+    status = server.wait()
+    if number == signal.SIGTERM and status != 0:
+        sys.exit(f"a drain ended with status {status}")
 
 
 def saved_steps(folder):
@@ -126,7 +96,7 @@ def disturb(arguments, server, run, folder, rng, seconds):
         time.sleep(rng.random() * longest_wait)
         if not run.running():
             break
-        server.end(number)
+        end(server, number)
         time.sleep(rng.random() * 0.1)
         server.start()
         done.append(number)
@@ -136,13 +106,11 @@ def disturb(arguments, server, run, folder, rng, seconds):
 def train(arguments, text, rng, seconds):
     """Undisturbed without `rng`; `seconds`: of the undisturbed run."""
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(arguments, folder)
-        try:
-            run = Run(arguments, server, text, folder)
+        server = LossdServer(arguments.lossd, f"--listen=127.0.0.1:{free_port()}", f"--devices={arguments.device}", "--restore",
+                             f"--checkpoint_dir={folder}/checkpoints", folder=folder)
+        with server, Run(arguments, server.target, text, folder) as run:
             done = disturb(arguments, server, run, folder, rng, seconds) if rng else []
             result, log = run.result()
-        finally:
-            server.end(signal.SIGKILL)
         return result, log, done
 
 

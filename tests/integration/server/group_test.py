@@ -4,7 +4,7 @@ told something, and how they start.
 
 usage: group_test.py LOSSD
 
-Nothing here is late: what has to happen is waited for as long as CTest allows.
+Nothing here is late: the limits of waits guard against hangs alone.
 """
 import concurrent.futures
 import contextlib
@@ -15,7 +15,6 @@ import pathlib
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,10 +24,12 @@ import unittest
 import grpc
 import numpy as np
 from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc, status_pb2, status_pb2_grpc
-from lossd_server import LossdServer, await_ports, free_port
+from lossd_server import LossdServer, free_port
+from programs import Program, run
 from standard_services import SERVING, health
+from waiting import wait_until
 
-from group_support import epochs, list_heads, read_weights, runs, until
+from group_support import epochs, list_heads, read_weights, runs
 from streaming import F32, create_head, in_flight, write_weights
 
 BINARY = sys.argv.pop(1)
@@ -37,9 +38,7 @@ FLAGS = ("--workspace_bytes=16M", "--drain_timeout=10m", "--rank_timeout=3s")
 
 def await_serving(server, epoch):
     """Until the epoch of this number serves; its processes by rank."""
-    until(lambda: server.log().count(" serving version=") >= epoch or server.poll() is not None)
-    if server.poll() is not None:
-        raise AssertionError(server.log())
+    server.await_log(" serving version=", epoch)
     return epochs(server.log())[epoch - 1]
 
 
@@ -52,10 +51,6 @@ def threads(pid):
     """The names of its threads."""
     paths = glob.glob(f"/proc/{pid}/task/*/comm")
     return sorted(pathlib.Path(path).read_text(encoding="utf-8").strip() for path in paths)
-
-
-def run(*flags):
-    return subprocess.run([BINARY, *flags], capture_output=True, text=True, timeout=300, check=False)
 
 
 class TestCase(unittest.TestCase):
@@ -90,7 +85,7 @@ class Together(TestCase):
             self.assertEqual(list(list_heads(server.target)), [])
             # The parent forks: it has no threads but the one that writes the log, which takes no signals.
             self.assertEqual(threads(server.pid), ["log", "lossd"])
-            until(lambda: not self.left())  # the socket of a group that is whole is nobody's any more
+            wait_until(lambda: not self.left())  # the socket of a group that is whole is nobody's any more
             self.assertEqual(server.stop(), 0)
             self.assert_ends(server, 0, pids)
             self.assertEqual(len(epochs(server.log())), 1)
@@ -177,13 +172,15 @@ class Together(TestCase):
                 self.assertEqual(list(parked.memory), [])
                 clients = 16
 
+                def there():
+                    try:
+                        return read_weights(channel, "h")
+                    except grpc.RpcError as error:
+                        self.assertEqual(error.code(), grpc.StatusCode.UNAVAILABLE)
+
                 def read(_):
                     """As libraries do: asks again until it is there."""
-                    while True:
-                        try:
-                            return read_weights(channel, "h")
-                        except grpc.RpcError as error:
-                            self.assertEqual(error.code(), grpc.StatusCode.UNAVAILABLE)
+                    return wait_until(there, "the weights of a head that is parked", every=0)
 
                 with concurrent.futures.ThreadPoolExecutor(clients) as pool:
                     self.assertEqual(list(pool.map(read, range(clients))), [weights] * clients)
@@ -282,19 +279,10 @@ class Ends(TestCase):
             self.assert_ends(server, 0, pids)
 
     def test_a_signal_of_the_terminal_reaches_the_parent_and_drains(self):
-        ports = os.path.join(self.folder, "ports.json")
-        with open(os.path.join(self.folder, "log"), "w", encoding="utf-8") as log:
-            process = subprocess.Popen([BINARY, "--devices=cpu,cpu", "--listen=127.0.0.1:0", "--metrics_listen=",
-                                        f"--port_file={ports}", *FLAGS], stderr=log, start_new_session=True)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        await_ports(process, ports, log.name)
-        os.killpg(process.pid, signal.SIGINT)
-        self.assertEqual(process.wait(), 0)
-        with open(log.name, encoding="utf-8") as file:
-            text = file.read()
-        self.assertIn("stopped chunks=0 rank=0", text)
-        self.assertEqual([pid for pid in epochs(text)[0] if runs(pid)], [])
+        with LossdServer(BINARY, "--devices=cpu,cpu", *FLAGS, start_new_session=True) as server:
+            os.killpg(server.pid, signal.SIGINT)
+            self.assert_ends(server, 0, epochs(server.log())[0])
+            self.assertIn("stopped chunks=0 rank=0", server.log())
 
     def test_a_signal_to_every_process_is_one_signal(self):
         with self.group() as server:
@@ -318,44 +306,37 @@ class Ends(TestCase):
         with self.group("--rank_timeout=10m") as server:
             pids = await_serving(server, 1)
             os.kill(pids[0], signal.SIGSTOP)  # a drain that does not end
-            server.signal(signal.SIGTERM)
-            while server.poll() is None:  # those that come together are one
-                time.sleep(0.1)
+
+            def ended():  # signals that come together are one
                 server.signal(signal.SIGTERM)
+                return not server.running()
+
+            wait_until(ended, "the end of the server", every=0.1)
             self.assert_ends(server, -signal.SIGTERM, pids)
 
     def test_a_signal_while_it_starts_ends_it_in_order(self):
-        log = os.path.join(self.folder, "log")
-        with open(log, "w", encoding="utf-8") as file:
-            process = subprocess.Popen([BINARY, "--devices=cpu,cpu", "--listen=127.0.0.1:0", "--metrics_listen=", *FLAGS],
-                                       stderr=file)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-
-        def text():
-            with open(log, encoding="utf-8") as lines:
-                return lines.read()
-
-        until(lambda: epochs(text()))
-        process.send_signal(signal.SIGTERM)
-        self.assertEqual(process.wait(), 0, text())
-        self.assertEqual([pid for pid in epochs(text())[0] if runs(pid)], [])
+        server = self.group()
+        self.addCleanup(server.close)
+        server.begin()
+        server.wait_until(lambda: epochs(server.log()), "the ranks are started")
+        self.assertEqual(server.stop(), 0, server.log())
+        self.assertEqual([pid for pid in epochs(server.log())[0] if runs(pid)], [])
 
     def test_hang_up_goes_to_every_rank(self):
         with self.group(devices="cpu,cpu,cpu") as server:
             await_serving(server, 1)
             server.signal(signal.SIGHUP)
             for rank in range(3):
-                until(lambda: f"told to read files again tls=false tokens=false rank={rank}" in server.log())
+                server.await_log(f"told to read files again tls=false tokens=false rank={rank}")
             self.assertEqual(server.stop(), 0)
 
     def test_nothing_survives_the_parent(self):
         with self.group(devices="cpu,cpu,cpu") as server:
             pids = await_serving(server, 1)
-            until(lambda: not self.left())
+            wait_until(lambda: not self.left())
             server.signal(signal.SIGKILL)
             server.wait()
-            until(lambda: not any(map(runs, pids)))
+            wait_until(lambda: not any(map(runs, pids)))
 
 
 class Loss(TestCase):
@@ -384,7 +365,7 @@ class Loss(TestCase):
                  "--restore", "--memory_limit_bytes=4G")
         config = head_pb2.HeadConfig(name="large", vocab_size=131072, hidden_size=1024, weight_dtype=F32)  # 1 GiB
         with contextlib.ExitStack() as servers:
-            for _ in range(4):
+            for _ in range(2):
                 server = servers.enter_context(self.group(*flags))
                 with grpc.insecure_channel(server.target) as channel:
                     head_pb2_grpc.HeadServiceStub(channel).CreateHead(head_pb2.CreateHeadRequest(config=config))
@@ -430,9 +411,9 @@ class Loss(TestCase):
             create_head(channel, "h", 97, 6)
             os.kill(pids[1], signal.SIGSTOP)  # what the drain waits for
             weights = head_pb2_grpc.HeadServiceStub(channel).ReadWeights(head_pb2.ReadWeightsRequest(head="h", dtype=F32))
-            until(lambda: in_flight(server.metrics_url, "HeadService/ReadWeights") == 1)
+            wait_until(lambda: in_flight(server.metrics_url, "HeadService/ReadWeights") == 1)
             status_pb2_grpc.StatusServiceStub(channel).Drain(status_pb2.DrainRequest())
-            until(lambda: " draining" in server.log())
+            server.await_log(" draining")
             os.kill(pids[1], signal.SIGKILL)
             self.assert_ends(server, 1, pids)
             self.assertEqual(len(epochs(server.log())), 1)
@@ -440,27 +421,16 @@ class Loss(TestCase):
 
     def test_who_has_children_ignored_may_start_a_group(self):
         """SIG_IGN of SIGCHLD stays over an exec; the ends of children could then not be waited for."""
-        ports = os.path.join(self.folder, "ports.json")
-        with open(os.path.join(self.folder, "log"), "w+", encoding="utf-8") as log:
-            ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
-            process = subprocess.Popen([sys.executable, "-c", ignoring, BINARY, "--devices=cpu,cpu", "--listen=127.0.0.1:0",
-                                        "--metrics_listen=", f"--port_file={ports}", *FLAGS, "--"], stderr=log)
-            self.addCleanup(process.wait)
-            self.addCleanup(process.kill)
-
-            def text():
-                log.seek(0)
-                return log.read()
-
-            until(lambda: " serving version=" in text())
-            os.kill(epochs(text())[0][1], signal.SIGKILL)
-            until(lambda: text().count(" serving version=") == 2)
-            process.terminate()
-            self.assertEqual(process.wait(), 0)
+        ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+        with Program(sys.executable, "-c", ignoring, BINARY, "--devices=cpu,cpu", "--listen=127.0.0.1:0", "--metrics_listen=",
+                     *FLAGS, log=os.path.join(self.folder, "log")) as server:
+            os.kill(await_serving(server, 1)[1], signal.SIGKILL)
+            await_serving(server, 2)
+            self.assertEqual(server.stop(), 0)
 
     def test_a_rank_that_stops_is_lost_and_never_comes_back(self):
-        for rank, why in [(1, r"rank 1 was lost: it was silent for 3s"), (0, r"the leader \(rank 0\) was lost")]:
-            with self.group() as server:
+        for rank, why in [(1, r"rank 1 was lost: it was silent for 1s"), (0, r"the leader \(rank 0\) was lost")]:
+            with self.group("--rank_timeout=1s") as server:
                 before = await_serving(server, 1)
                 os.kill(before[rank], signal.SIGSTOP)
                 after = await_serving(server, 2)
@@ -477,7 +447,7 @@ class Loss(TestCase):
             pids = await_serving(server, 1)
             os.kill(pids[0], signal.SIGSTOP)
             server.signal(signal.SIGTERM)
-            until(lambda: "told to end signal=15" in server.log())
+            server.await_log("told to end signal=15")
             os.kill(pids[1], signal.SIGKILL)
             self.assert_ends(server, 1, pids)
             self.assertIn("the group was lost while it ended", server.log())
@@ -506,35 +476,26 @@ class Starts(TestCase):
 
     def test_an_error_of_a_start_ends_it_with_its_status(self):
         with LossdServer(BINARY, "--device=cpu") as other:
-            result = run("--devices=cpu,cpu", f"--listen={other.target}", "--metrics_listen=", *FLAGS)
+            result = run(BINARY, "--devices=cpu,cpu", f"--listen={other.target}", "--metrics_listen=", *FLAGS)
             self.assert_no_start(result, 1, "cannot listen on", other.target)
-        result = run("--devices=cpu,cpu", "--listen=127.0.0.1", "--metrics_listen=")
+        result = run(BINARY, "--devices=cpu,cpu", "--listen=127.0.0.1", "--metrics_listen=")
         self.assert_no_start(result, 2, "--listen")
 
     @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "there is a GPU")
     def test_devices_that_are_not_there_are_an_error_that_says_so(self):
-        result = run("--devices=cuda:0,cuda:1", "--listen=127.0.0.1:0", "--metrics_listen=")
+        result = run(BINARY, "--devices=cuda:0,cuda:1", "--listen=127.0.0.1:0", "--metrics_listen=")
         self.assert_no_start(result, 1, "cuda:")
-        self.assert_no_start(run("--devices=all"), 2, "'all'", "no CUDA device")
+        self.assert_no_start(run(BINARY, "--devices=all"), 2, "'all'", "no CUDA device")
 
     def test_a_rank_that_does_not_come_ends_the_start(self):
-        log = os.path.join(self.folder, "log")
-        with open(log, "w", encoding="utf-8") as file:
-            process = subprocess.Popen([BINARY, "--devices=cpu,cpu", "--listen=127.0.0.1:0", "--metrics_listen=",
-                                        "--group_start_timeout=2s", "--rank_timeout=2s"], stderr=file)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-
-        def text():
-            with open(log, encoding="utf-8") as lines:
-                return lines.read()
-
-        until(lambda: epochs(text()))
-        os.kill(epochs(text())[0][1], signal.SIGSTOP)
-        self.assertEqual(process.wait(), 1)
-        self.assertRegex(text(), "rank 1 of 2 did not join|rank 1 was lost")  # the latter if it was stopped late
-        self.assertEqual([pid for pid in epochs(text())[0] if runs(pid)], [])
-        self.assertEqual(self.left(), [])
+        server = LossdServer(BINARY, "--devices=cpu,cpu", "--group_start_timeout=2s", "--rank_timeout=2s")
+        self.addCleanup(server.close)
+        server.begin()
+        server.wait_until(lambda: epochs(server.log()), "the ranks are started")
+        pids = epochs(server.log())[0]
+        os.kill(pids[1], signal.SIGSTOP)
+        self.assert_ends(server, 1, pids)
+        self.assertRegex(server.log(), "rank 1 of 2 did not join|rank 1 was lost")  # the latter if it was stopped late
 
     def test_a_list_that_no_group_can_be_made_of_is_a_mistake(self):
         for flags, words in [(("--devices=cpu,cpu", "--device=cpu"), ("--device", "--devices", "only one")),
@@ -550,11 +511,11 @@ class Starts(TestCase):
                              (("--devices=cpu,cpu", "--group_rank=1"), ("internal", "--devices")),
                              (("--devices=cpu,cpu", "--group_rank=1", "--group_ranks=2", "--group_epoch=1",
                                "--group_socket=x", f"--group_parent={free_port()}"), ("internal", "--devices"))]:
-            result = run("--listen=127.0.0.1:0", "--metrics_listen=", *flags)
+            result = run(BINARY, "--listen=127.0.0.1:0", "--metrics_listen=", *flags)
             self.assert_no_start(result, 2, *words)
 
     def test_help_says_what_is_internal(self):
-        text = run("--help").stdout
+        text = run(BINARY, "--help").stdout
         for flag in ("group_rank", "group_ranks", "group_epoch", "group_socket", "group_parent"):
             self.assertRegex(text, rf"--{flag} \(internal")
 

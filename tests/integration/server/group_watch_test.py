@@ -8,7 +8,6 @@ import contextlib
 import json
 import re
 import sys
-import time
 import unittest
 import urllib.request
 
@@ -17,6 +16,7 @@ import numpy as np
 from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2_grpc, status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
 from standard_services import NOT_SERVING, SERVING, health
+from waiting import wait_until
 
 from stopped_thread import stopped_thread
 from streaming import F32, chunk_request, create_head, open_session, start_request
@@ -24,12 +24,7 @@ from streaming import F32, chunk_request, create_head, open_session, start_reque
 BINARY = sys.argv.pop(1)
 FLAGS = ("--workspace_bytes=16M", "--memory_limit_bytes=256M", "--drain_timeout=10m", "--rank_timeout=3s")
 VOCAB, HIDDEN = 800, 16
-
-
-def until(condition):
-    while not (found := condition()):
-        time.sleep(0.05)
-    return found
+WAITED = 2  # seconds, of those that wait for a rank that stands still
 
 
 class Watch(unittest.TestCase):
@@ -48,7 +43,7 @@ class Watch(unittest.TestCase):
     def await_idle(self):
         """Until every rank has told, from now on, that it is done with everything."""
         told = [rank.uptime_seconds for rank in self.ranks()]
-        until(lambda: all(rank.uptime_seconds > told[rank.rank] and not rank.command for rank in self.ranks()))
+        wait_until(lambda: all(rank.uptime_seconds > told[rank.rank] and not rank.command for rank in self.ranks()))
 
     def memory(self):
         return self.status.GetMemory(status_pb2.GetMemoryRequest())
@@ -58,14 +53,12 @@ class Watch(unittest.TestCase):
             return response.read().decode()
 
     def metric(self, series):
-        (value,) = re.findall(rf"^{re.escape(series)} (\S+)$", self.page("/metrics"), re.MULTILINE)
-        return float(value)
+        return self.server.metric(series)
 
     def health(self):
         """What both addresses say, once they say the same."""
         with grpc.insecure_channel(self.server.health_target) as probe:
-            while (said := health(self.channel)) != health(probe):
-                time.sleep(0.05)
+            said = wait_until(lambda: (said := health(self.channel)) == health(probe) and said, "both addresses say the same")
             self.assertEqual(health(probe, "liveness"), SERVING)
         return said
 
@@ -86,7 +79,7 @@ class Memory(Watch):
     def test_every_rank_tells_what_it_has(self):
         self.start("cpu,cpu,cpu")
         create_head(self.channel, "h", VOCAB, HIDDEN)
-        until(lambda: all(rank.heads for rank in self.memory().ranks))
+        wait_until(lambda: all(rank.heads for rank in self.memory().ranks))
         memory = self.memory()
         self.assertEqual([rank.rank for rank in memory.ranks], [0, 1, 2])
         for rank in memory.ranks:
@@ -106,7 +99,7 @@ class Memory(Watch):
             self.assertEqual(self.metric(f'lossd_memory_free_bytes{{rank="{rank.rank}"}}'),
                              rank.limit_bytes - rank.reserved_bytes)
         head_pb2_grpc.HeadServiceStub(self.channel).DeleteHead(head_pb2.DeleteHeadRequest(name="h", discard_gradient=True))
-        until(lambda: not any(rank.heads for rank in self.memory().ranks))
+        wait_until(lambda: not any(rank.heads for rank in self.memory().ranks))
         self.assertEqual(self.server.stop(), 0)
 
     def test_one_device_tells_of_no_ranks(self):
@@ -123,7 +116,7 @@ class Stuck(Watch):
     """A rank's heartbeats come, and its executor does not come on."""
 
     def test_the_server_is_not_ready_and_says_which_rank_and_at_what(self):
-        self.start("cpu,cpu", "--health_listen=127.0.0.1:0")
+        self.start("cpu,cpu", "--health_listen=127.0.0.1:0", "--rank_timeout=1s")
         create_head(self.channel, "h", VOCAB, HIDDEN)
         weights = self.read_weights()
         self.await_idle()
@@ -133,19 +126,19 @@ class Stuck(Watch):
             pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor())
             with stopped_thread(pids[1]):
                 reading = pool.submit(self.read_weights)
-                until(lambda: self.health() == NOT_SERVING)
-                until(lambda: all(rank.stuck for rank in self.ranks()))
+                wait_until(lambda: self.health() == NOT_SERVING, every=0.2)
+                wait_until(lambda: all(rank.stuck for rank in self.ranks()))
                 leader, other = self.ranks()
                 self.assertEqual((other.command, other.waits_at), ("ReadRows", ""))
                 self.assertEqual((leader.command, leader.waits_at), ("ReadRows", "rows"))
                 self.assertGreater(self.metric('lossd_rank_command_age_seconds{rank="1"}'), 0)
                 self.assertIn("not ready: a rank is stuck", self.page("/"))
                 self.assertIn(">stuck</span> ReadRows", self.page("/"))
-                until(lambda: re.search(r'do not come on .*"command":"ReadRows".*"rank":1', self.server.log()))
+                wait_until(lambda: re.search(r'do not come on .*"command":"ReadRows".*"rank":1', self.server.log()))
                 self.assertFalse(reading.done())
             self.assertEqual(reading.result(), weights)
-        until(lambda: self.health() == SERVING)
-        until(lambda: not any(rank.command or rank.stuck for rank in self.ranks()))
+        wait_until(lambda: self.health() == SERVING)
+        wait_until(lambda: not any(rank.command or rank.stuck for rank in self.ranks()))
         self.assertIn("all ranks come on", self.server.log())
         self.assertEqual(self.pids(), pids, "nobody was killed for it")
         self.assertEqual(self.server.stop(), 0)
@@ -158,12 +151,11 @@ class Stuck(Watch):
         with concurrent.futures.ThreadPoolExecutor() as pool:
             with stopped_thread(self.pids()[1]):
                 computing = pool.submit(self.compute)
-                until(lambda: all(rank.waits_at and rank.command_seconds > 5 for rank in self.ranks() if rank.rank != 1))
+                wait_until(lambda: all(rank.waits_at and rank.command_seconds > WAITED for rank in self.ranks() if rank.rank != 1))
             self.assertEqual(len(computing.result()), 1)
-        until(lambda: all(rank.waited_seconds - before[rank.rank] > 5 for rank in self.ranks() if rank.rank != 1))
+        wait_until(lambda: all(rank.waited_seconds - before[rank.rank] > WAITED for rank in self.ranks() if rank.rank != 1))
         waited = [rank.waited_seconds - before[rank.rank] for rank in self.ranks()]
         self.assertEqual(min(waited), waited[1], waited)
-        self.assertLess(waited[1], 5)
         for exchange in ("hidden_states", "row_statistics", "input_gradients"):
             self.assertGreater(self.metric(f'lossd_exchange_wait_seconds_count{{exchange="{exchange}",rank="2"}}'), 0)
         self.assertEqual(self.server.stop(), 0)

@@ -2,6 +2,7 @@
 """The server as a process: flags, configuration, signals, exit statuses, log lines."""
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import queue
@@ -11,7 +12,6 @@ import signal
 import socket
 import stat
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,9 +22,11 @@ import urllib.request
 
 import grpc
 import numpy as np
-from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc
-from lossd_server import LossdServer, free_port
+import programs
+from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2_grpc
+from lossd_server import LossdServer, free_port, read_metrics
 from standard_services import NOT_SERVING, SERVING, health
+from waiting import wait_until
 
 from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
 
@@ -33,8 +35,13 @@ with open(BINARY, "rb") as program:
     SANITIZED = re.search(rb"__[at]san_init", program.read()) is not None
 
 
-def run(*flags):
-    return subprocess.run([BINARY, *flags], capture_output=True, text=True, timeout=60, check=False)
+run = functools.partial(programs.run, BINARY)
+
+
+def listens(address):
+    host, port = address.split(":")
+    with socket.socket() as connection:
+        return connection.connect_ex((host, int(port))) == 0
 
 
 class Usage(unittest.TestCase):
@@ -109,19 +116,16 @@ class Usage(unittest.TestCase):
     def test_whoever_finds_the_port_file_finds_the_start_in_the_log(self):
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as held:
             address = f"127.0.0.1:{free_port()}"
-            ports = os.path.join(folder, "ports.json")
             log, full = os.pipe()
             held.callback(os.close, log)
             filling = os.write(full, b"\n" * fcntl.fcntl(full, fcntl.F_GETPIPE_SZ))  # its first line has to wait
-            process = subprocess.Popen(
-                [BINARY, "--device=cpu", f"--listen={address}", "--metrics_listen=", f"--port_file={ports}"], stderr=full)
-            held.callback(process.wait)
-            held.callback(process.kill)
+            server = LossdServer(BINARY, "--device=cpu", f"--listen={address}", folder=folder, stderr=full)
+            held.callback(server.close)
+            server.begin()
             os.close(full)
-            with grpc.insecure_channel(address) as channel:
-                grpc.channel_ready_future(channel).result(timeout=60)
+            wait_until(lambda: listens(address), f"a server at {address}")
             time.sleep(0.2)  # in which a file that does not wait for the line would appear
-            self.assertFalse(os.path.exists(ports))
+            self.assertFalse(server.port_file().exists())
             while filling > 0:
                 filling -= len(os.read(log, filling))
             self.assertIn(b" serving ", os.read(log, 1 << 16))
@@ -132,15 +136,15 @@ class Usage(unittest.TestCase):
             held.callback(os.close, log)
             os.write(full, b"\n" * fcntl.fcntl(full, fcntl.F_GETPIPE_SZ))
             address = f"127.0.0.1:{free_port()}"
-            process = subprocess.Popen([BINARY, "--device=cpu", f"--listen={address}", "--metrics_listen="], stderr=full)
-            held.callback(process.kill)
+            server = LossdServer(BINARY, "--device=cpu", f"--listen={address}", stderr=full)
+            held.callback(server.close)
+            server.begin()
             os.close(full)
+            wait_until(lambda: listens(address), f"a server at {address}")
             with grpc.insecure_channel(address) as channel:
-                grpc.channel_ready_future(channel).result(timeout=60)
                 for number in range(50):
                     create_head(channel, f"head{number}", 8, 4)
-            process.terminate()
-            self.assertEqual(process.wait(timeout=60), 0)
+            self.assertEqual(server.stop(), 0)
 
     def test_standard_files_that_are_closed_become_no_other_files(self):
         for closed in ([2], [1, 2], [0, 1, 2]):
@@ -295,28 +299,29 @@ class Configuration(unittest.TestCase):
             with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
                 json.dump({"heads": [head], "weights_dir": folder}, file)
             metrics, probes = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-            server = subprocess.Popen([BINARY, "--device=cpu", f"--config={file.name}", "--listen=127.0.0.1:0",
-                                       f"--metrics_listen={metrics}", f"--health_listen={probes}"])
-            self.addCleanup(server.wait)
-            self.addCleanup(server.kill)
+            server = LossdServer(BINARY, "--device=cpu", f"--config={file.name}", f"--metrics_listen={metrics}",
+                                 f"--health_listen={probes}")
+            self.addCleanup(server.close)
+            server.begin()
 
             def loaded():
-                with urllib.request.urlopen(f"http://{metrics}/metrics") as response:
-                    return 'lossd_head_weight_version{head="a"} 1\n' in response.read().decode()
+                return read_metrics(f"http://{metrics}/metrics").get('lossd_head_weight_version{head="a"}') == 1
 
-            while True:
-                self.assertIsNone(server.poll())
+            def scraped():
                 with contextlib.suppress(urllib.error.URLError):
                     self.assertFalse(loaded())
-                    break
+                    return True
+
+            def loaded_while_not_ready():
+                status = health(probe)
+                if loaded():
+                    return True
+                self.assertEqual(status, NOT_SERVING)
+
+            server.wait_until(scraped, "metrics of a server that loads a head", every=0)
             with grpc.insecure_channel(probes) as probe:
-                while True:
-                    status = health(probe)
-                    if loaded():
-                        break
-                    self.assertEqual(status, NOT_SERVING)
-                while health(probe) != SERVING:
-                    self.assertIsNone(server.poll())
+                server.wait_until(loaded_while_not_ready, "a head that is loaded", every=0)
+                server.wait_until(lambda: health(probe) == SERVING, "a server that is ready")
 
     def test_a_head_from_the_file_has_the_optimizer_that_the_file_says(self):
         config = {"heads": [{"name": "a", "vocab_size": 100, "hidden_size": 8, "bias": True, "master_weights": True,

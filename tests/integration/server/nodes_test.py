@@ -4,7 +4,7 @@ should be, what each tells of its health, and how launchers start them.
 
 usage: nodes_test.py LOSSD
 
-Nothing here is late: what has to happen is waited for as long as CTest allows.
+Nothing here is late: the limits of waits guard against hangs alone.
 """
 import json
 import os
@@ -12,11 +12,11 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 import unittest
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -24,9 +24,11 @@ from certificates import Authority
 from lossd.v1 import (gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2_grpc, status_pb2,
                       status_pb2_grpc, types_pb2)
 from lossd_server import LossdServer, await_ports, free_port
+from programs import Program, run
 from standard_services import NOT_SERVING, SERVING, health
+from waiting import wait_until
 
-from group_support import epochs, list_heads, read_weights, runs, until
+from group_support import epochs, list_heads, read_weights, runs
 from stopped_thread import stopped_thread
 from streaming import F32, chunk_request, create_head, in_flight, open_session, start_request
 
@@ -35,48 +37,22 @@ FLAGS = ("--workspace_bytes=16M", "--memory_limit_bytes=256M", "--drain_timeout=
 VOCAB, HIDDEN = 800, 16
 
 
-class Node:
-    """One lossd; its log is that of all it has been. `nodes`: those whose logs may say why this one fails."""
+class Node(LossdServer):
+    """One lossd. `nodes`: those whose logs may say why this one fails."""
 
-    def __init__(self, folder, number, command, nodes):
-        self.number, self.nodes = number, nodes
-        path = os.path.join(folder, f"node-{number}-{secrets.token_hex(4)}")
-        self.log_path, port_file = f"{path}.log", f"{path}.json"
-        self.ports_path = f"{port_file}.{number}" if number > 0 else port_file
-        self.health_target = f"127.0.0.1:{free_port()}"
-        with open(self.log_path, "w", encoding="utf-8") as log:
-            self.process = subprocess.Popen([*command, f"--port_file={port_file}",
-                                             f"--health_listen={self.health_target}"], stdout=log, stderr=log)
+    def __init__(self, number, flags, nodes, **options):
+        self.number, self.nodes, self.health_target = number, nodes, f"127.0.0.1:{free_port()}"
+        super().__init__(BINARY, *flags, f"--health_listen={self.health_target}", **options)
 
-    def log(self):
-        with open(self.log_path, encoding="utf-8") as file:
-            text = file.read()
-        return text[:text.rfind("\n") + 1]
+    def port_file(self):
+        return self.folder / (f"ports.json.{self.number}" if self.number > 0 else "ports.json")
 
     def pids(self):
         """Those of its ranks, in the epoch that is the last."""
         return epochs(self.log())[-1]
 
-    def await_log(self, words, times=1):
-        until(lambda: self.log().count(words) >= times or self.process.poll() is not None)
-        if self.log().count(words) < times:
-            raise AssertionError(f"node {self.number} ended with {self.process.poll()}:\n{self.log()}")
-
-    def await_ports(self):
-        until(lambda: os.path.exists(self.ports_path) or self.process.poll() is not None)
-        if self.process.poll() is not None:
-            logs = "\n".join(f"node {node.number}:\n{node.log()}" for node in self.nodes)
-            raise AssertionError(f"node {self.number} ended with {self.process.poll()}:\n{logs}")
-        with open(self.ports_path, encoding="utf-8") as file:
-            return json.load(file)
-
-    @property
-    def target(self):
-        return f"127.0.0.1:{self.await_ports()['grpc']}"
-
-    @property
-    def metrics_url(self):
-        return f"http://127.0.0.1:{self.await_ports()['metrics']}/metrics"
+    def last_words(self):
+        return "\n".join(f"node {node.number}:\n{node.log()[-4000:]}" for node in self.nodes)
 
     def health(self):
         """What its health says, or None if nobody answers."""
@@ -92,40 +68,42 @@ class TestCase(unittest.TestCase):
         self.folder = self.enterContext(tempfile.TemporaryDirectory())
         self.control = free_port()
         self.token = os.path.join(self.folder, "token")
+        self.secret = secrets.token_hex(32)
         with open(self.token, "w", encoding="utf-8") as file:
-            file.write(secrets.token_hex(32) + "\n")
+            file.write(self.secret + "\n")
         os.chmod(self.token, 0o600)
         self.nodes = []
 
     def flags(self, number, *flags, nodes=2, devices="cpu,cpu"):
-        return [BINARY, "--group=flags", f"--group_nodes={nodes}", f"--group_node={number}", f"--devices={devices}",
+        return ["--group=flags", f"--group_nodes={nodes}", f"--group_node={number}", f"--devices={devices}",
                 f"--group_leader=127.0.0.1:{self.control}", f"--group_token_file={self.token}",
-                "--collective_network=trusted", "--collective_interface=lo", "--listen=127.0.0.1:0",
-                "--metrics_listen=127.0.0.1:0", *FLAGS, *flags]
+                "--collective_network=trusted", "--collective_interface=lo", *FLAGS, *flags]
 
     def start(self, number, *flags, **options):
-        node = Node(self.folder, number, self.flags(number, *flags, **options), self.nodes)
+        return self.begin(Node(number, self.flags(number, *flags, **options), self.nodes))
+
+    def begin(self, node):
+        self.addCleanup(node.close)
+        node.begin()
         self.nodes.append(node)
-        self.addCleanup(node.process.wait)
-        self.addCleanup(node.process.kill)
         return node
 
     def start_all(self, *flags, nodes=2, devices="cpu,cpu"):
         """Nodes of a group that serves."""
         started = [self.start(number, *flags, nodes=nodes, devices=devices) for number in range(nodes)]
         for node in started:
-            node.await_ports()
+            node.await_serving()
         return started
 
     def assert_all_end(self, status, *nodes):
         for node in nodes:
-            self.assertEqual(node.process.wait(), status, node.log())
+            self.assertEqual(node.wait(), status, node.log())
+            self.assertNotIn(self.secret, node.log())
         left = [pid for node in nodes for pids in epochs(node.log()) for pid in pids if runs(pid)]
         self.assertEqual(left, [])
 
     def run_alone(self, *flags):
-        return subprocess.run([BINARY, "--listen=127.0.0.1:0", "--metrics_listen=", *flags], capture_output=True,
-                              text=True, timeout=300, check=False)
+        return run(BINARY, "--listen=127.0.0.1:0", "--metrics_listen=", *flags)
 
 
 def compute(target):
@@ -147,7 +125,7 @@ def compute(target):
 
 
 class Together(TestCase):
-    def test_nodes_are_one_server_that_computes_as_one_device(self):
+    def test_nodes_are_one_server_that_computes_as_one_device_and_tells_nobody_its_token(self):
         leader, other = self.start_all()
         computed = compute(leader.target)
         with LossdServer(BINARY, "--device=cpu", *FLAGS) as alone:
@@ -156,30 +134,31 @@ class Together(TestCase):
             status = status_pb2_grpc.StatusServiceStub(channel).GetStatus(status_pb2.GetStatusRequest())
         self.assertEqual([rank.rank for rank in status.ranks], [0, 1, 2, 3])
         self.assertGreater(status.group_epoch, 0)
-        ports = other.await_ports()
+        self.assert_no_process_shows_the_token(leader, other)
+        ports = other.await_serving()
         self.assertEqual((ports["grpc"], ports["metrics"]), (0, 0))
         self.assertEqual(f"127.0.0.1:{ports['health']}", other.health_target)
-        leader.process.terminate()
+        leader.signal(signal.SIGTERM)
         self.assert_all_end(0, leader, other)
 
     def test_one_node_is_a_group_of_one_host(self):
         (node,) = self.start_all(nodes=1)
         self.assertEqual(list(list_heads(node.target)), [])
-        node.process.terminate()
+        node.signal(signal.SIGTERM)
         self.assert_all_end(0, node)
 
     def test_health_of_every_node_is_that_of_the_group(self):
-        other = self.start(1, "--group_start_timeout=10m")
-        until(lambda: other.health() == NOT_SERVING)
-        leader = self.start(0)
-        other.await_ports()
-        until(lambda: (leader.health(), other.health()) == (SERVING, SERVING))
+        other = self.start(1, "--group_start_timeout=10m", "--rank_timeout=1s")
+        wait_until(lambda: other.health() == NOT_SERVING)
+        leader = self.start(0, "--rank_timeout=1s")
+        other.await_serving()
+        wait_until(lambda: (leader.health(), other.health()) == (SERVING, SERVING))
         # A rank that has stopped is lost, and the group with it.
         os.kill(leader.pids()[1], signal.SIGSTOP)
-        until(lambda: other.health() != SERVING)
+        wait_until(lambda: other.health() != SERVING)
         other.await_log("started the ranks of a group", 2)
-        until(lambda: (leader.health(), other.health()) == (SERVING, SERVING))
-        leader.process.terminate()
+        wait_until(lambda: (leader.health(), other.health()) == (SERVING, SERVING))
+        leader.signal(signal.SIGTERM)
         self.assert_all_end(0, leader, other)
         self.assertEqual(other.health(), None)
 
@@ -187,26 +166,18 @@ class Together(TestCase):
         leader, other = self.start_all("--rank_timeout=1s")
         with grpc.insecure_channel(leader.target) as channel:
             create_head(channel, "h", VOCAB, HIDDEN)
-        until(lambda: (leader.health(), other.health()) == (SERVING, SERVING))
+        wait_until(lambda: (leader.health(), other.health()) == (SERVING, SERVING))
         with stopped_thread(other.pids()[1]):  # it has nothing to do but to look after its device now and then
-            until(lambda: (leader.health(), other.health()) == (NOT_SERVING, NOT_SERVING))
-        until(lambda: (leader.health(), other.health()) == (SERVING, SERVING))
+            wait_until(lambda: (leader.health(), other.health()) == (NOT_SERVING, NOT_SERVING), every=0.2)
+        wait_until(lambda: (leader.health(), other.health()) == (SERVING, SERVING), every=0.2)
         self.assertEqual([len(epochs(node.log())) for node in self.nodes], [1, 1])
-        leader.process.terminate()
+        leader.signal(signal.SIGTERM)
         self.assert_all_end(0, leader, other)
 
-    def test_the_token_is_in_no_command_line_environment_or_log(self):
-        leader, other = self.start_all()
-        with open(self.token, encoding="utf-8") as file:
-            token = file.read().strip()
-        for node in (leader, other):
-            for pid in [node.process.pid, *node.pids()]:
-                for name in ("cmdline", "environ"):
-                    with open(f"/proc/{pid}/{name}", encoding="utf-8") as file:
-                        self.assertNotIn(token, file.read())
-        leader.process.terminate()
-        self.assert_all_end(0, leader, other)
-        self.assertNotIn(token, leader.log() + other.log())
+    def assert_no_process_shows_the_token(self, *nodes):
+        for pid in [pid for node in nodes for pid in (node.pid, *node.pids())]:
+            for name in ("cmdline", "environ"):
+                self.assertNotIn(self.secret, Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8"))
 
     def test_certificates_do_in_the_place_of_a_token(self):
         authority = Authority(self.folder)
@@ -215,7 +186,7 @@ class Together(TestCase):
                         f"--group_tls_key={authority.key('node')}", f"--group_tls_ca={authority.certificate('ca')}"]
         leader, other = self.start_all(*certificates, devices="cpu")
         self.assertEqual(list(list_heads(leader.target)), [])
-        other.process.terminate()
+        other.signal(signal.SIGTERM)
         self.assert_all_end(0, leader, other)
 
     def test_certificates_that_are_gone_when_a_rank_starts_again_are_no_mistake_of_the_command_line(self):
@@ -239,40 +210,40 @@ class Ends(TestCase):
         stopped = leader.pids()[1]
         os.kill(stopped, signal.SIGSTOP)
         weights = head_pb2_grpc.HeadServiceStub(channel).ReadWeights(head_pb2.ReadWeightsRequest(head="h", dtype=F32))
-        until(lambda: in_flight(leader.metrics_url, "HeadService/ReadWeights") == 1)
+        wait_until(lambda: in_flight(leader.metrics_url, "HeadService/ReadWeights") == 1)
         return weights, stopped
 
     def test_any_node_that_is_told_to_end_drains_all(self):
         leader, other, third = self.start_all(nodes=3, devices="cpu")
-        other.process.terminate()
+        other.signal(signal.SIGTERM)
         self.assert_all_end(0, leader, other, third)
         self.assertIn("told to end by a rank of another node", leader.log())
         self.assertIn("stopped chunks=0 rank=0", leader.log())
         self.assertEqual([len(epochs(node.log())) for node in self.nodes], [1, 1, 1])
 
     def test_a_node_that_waits_for_others_ends_when_it_is_told_to(self):
-        other = self.start(1)
-        other.await_log("started the ranks of a group")
-        other.process.terminate()
-        self.assert_all_end(0, other)
-        leader = self.start(0)
-        leader.await_log("started the ranks of a group")
-        leader.process.terminate()
-        self.assert_all_end(0, leader)
+        alone = [self.start(number, f"--group_leader=127.0.0.1:{free_port()}") for number in (0, 1)]
+        for node in alone:
+            node.await_log("started the ranks of a group")
+            node.signal(signal.SIGTERM)
+        self.assert_all_end(0, *alone)
 
     def test_a_second_signal_ends_a_node_at_once(self):
         leader, other = self.start_all("--rank_timeout=10m")
         os.kill(leader.pids()[0], signal.SIGSTOP)  # a drain that does not end
-        while other.process.poll() is None:  # those that come together are one
-            other.process.terminate()
-            time.sleep(0.1)
+
+        def ended():  # signals that come together are one
+            other.signal(signal.SIGTERM)
+            return not other.running()
+
+        wait_until(ended, "the end of the node", every=0.1)
         self.assert_all_end(-signal.SIGTERM, other)
 
     def test_a_rank_that_is_lost_while_the_group_drains_is_the_end_of_all_nodes(self):
         leader, other = self.start_all("--rank_timeout=10m")
         with grpc.insecure_channel(leader.target) as channel:
             weights, _ = self.read_from_a_stopped_rank(channel, leader)
-            leader.process.terminate()
+            leader.signal(signal.SIGTERM)
             other.await_log("the leader drains the group")
             os.kill(other.pids()[1], signal.SIGKILL)
             self.assert_all_end(1, leader, other)
@@ -283,10 +254,10 @@ class Ends(TestCase):
         leader, other = self.start_all("--rank_timeout=10m")
         with grpc.insecure_channel(leader.target) as channel:
             weights, stopped = self.read_from_a_stopped_rank(channel, leader)
-            other.process.terminate()
+            other.signal(signal.SIGTERM)
             leader.await_log(" draining")
             time.sleep(1.5)  # signals that come sooner after each other are one
-            leader.process.terminate()
+            leader.signal(signal.SIGTERM)
             leader.await_log(" told to end signal=")
             os.kill(stopped, signal.SIGCONT)
             self.assert_all_end(0, leader, other)
@@ -306,11 +277,11 @@ class Loss(TestCase):
             leader.await_log(" serving version=", epoch)
             with grpc.insecure_channel(leader.target) as channel:
                 self.assertEqual(read_weights(channel, "h"), weights)
-            until(lambda: other.health() == SERVING)
+            wait_until(lambda: other.health() == SERVING)
             self.assertIn(f"of_rank={node.number * 2 + rank} device=\"cpu\" signal=9", node.log())
             dead = [pid for node in self.nodes for pids in epochs(node.log())[:-1] for pid in pids if runs(pid)]
             self.assertEqual(dead, [])
-        other.process.terminate()
+        other.signal(signal.SIGTERM)
         self.assert_all_end(0, leader, other)
         self.assertEqual([len(epochs(node.log())) for node in self.nodes], [5, 5])
 
@@ -319,26 +290,26 @@ class Loss(TestCase):
             with self.subTest(node=number):
                 nodes = self.start_all("--group_start_timeout=10m")
                 lost, left = nodes[number], nodes[1 - number]
-                lost.process.kill()
+                lost.kill()
                 left.await_log("started the ranks of a group", 2)
                 nodes[number] = back = self.start(number)
-                back.await_ports()
+                back.await_serving()
                 self.assertEqual(list(list_heads(nodes[0].target)), [])
-                nodes[1].process.terminate()
+                nodes[1].signal(signal.SIGTERM)
                 self.assert_all_end(0, back, left)
 
     def test_a_leader_that_waits_for_a_node_keeps_its_ports(self):
         leader, other = self.start_all("--group_start_timeout=10m")
-        ports = leader.await_ports()
-        other.process.kill()
+        ports = leader.await_serving()
+        other.kill()
         leader.await_log("started the ranks of a group", 2)
         for name in ("grpc", "metrics", "health"):
             with self.subTest(port=name), socket.socket() as stranger:
                 self.assertRaises(OSError, stranger.bind, ("127.0.0.1", ports[name]))
         other = self.start(1)
-        other.await_ports()
+        other.await_serving()
         self.assertEqual(list(list_heads(leader.target)), [])
-        leader.process.terminate()
+        leader.signal(signal.SIGTERM)
         self.assert_all_end(0, leader, other)
 
     def test_a_leader_that_dies_before_others_know_that_it_serves_is_waited_for(self):
@@ -356,23 +327,23 @@ class Loss(TestCase):
             other.await_log("a rank ended because it lost another one", times)
             leader.await_log("a rank died")
             died_early = " serving version=" not in leader.log()
-            leader.process.kill()
+            leader.kill()
         leader = self.start(0, devices="cpu")
-        other.await_ports()
-        leader.await_ports()
+        other.await_serving()
+        leader.await_serving()
 
     def test_a_node_that_does_not_come_back_ends_the_group(self):
-        leader, other = self.start_all("--group_start_timeout=5s")
-        other.process.kill()
+        leader, other = self.start_all("--group_start_timeout=3s")
+        other.kill()
         self.assert_all_end(1, leader)
-        self.assertRegex(leader.log(), r"ranks 2, 3 of 4 did not join within 5s .*node 0 the first.* 127\.0\.0\.1:" + str(self.control))
+        self.assertRegex(leader.log(), r"ranks 2, 3 of 4 did not join within 3s .*node 0 the first.* 127\.0\.0\.1:" + str(self.control))
 
     def test_a_rank_that_stops_is_lost_at_all_nodes(self):
-        leader, other = self.start_all()
+        leader, other = self.start_all("--rank_timeout=1s")
         os.kill(other.pids()[1], signal.SIGSTOP)
         leader.await_log(" serving version=", 2)
-        self.assertIn("rank 3 was lost: it was silent for 3s", leader.log())
-        leader.process.terminate()
+        self.assertIn("rank 3 was lost: it was silent for 1s", leader.log())
+        leader.signal(signal.SIGTERM)
         self.assert_all_end(0, leader, other)
 
 
@@ -383,8 +354,8 @@ class Loss(TestCase):
             nodes[0].await_log(" serving version=", times)
             self.assertIn("a rank stands still: killed", still.log())
             self.assertEqual([len(epochs(node.log())) for node in nodes], [times, times])
-            until(lambda: nodes[1].health() == SERVING)
-        nodes[0].process.terminate()
+            wait_until(lambda: nodes[1].health() == SERVING)
+        nodes[0].signal(signal.SIGTERM)
         self.assert_all_end(0, *nodes)
 
     def test_a_rank_that_stood_still_for_a_moment_goes_on(self):
@@ -393,18 +364,18 @@ class Loss(TestCase):
             os.kill(node.pids()[0], signal.SIGSTOP)
             os.kill(node.pids()[0], signal.SIGCONT)
         self.assertEqual(list(list_heads(nodes[0].target)), [])
-        nodes[0].process.terminate()
+        nodes[0].signal(signal.SIGTERM)
         self.assert_all_end(0, *nodes)
 
 
 class Starts(TestCase):
     def test_a_node_that_never_comes_is_named_by_those_that_wait(self):
+        nowhere = f"127.0.0.1:{free_port()}"
         leader = self.start(0, "--group_start_timeout=2s", devices="cpu")
-        self.assert_all_end(1, leader)
+        other = self.start(1, "--group_start_timeout=2s", f"--group_leader={nowhere}", devices="cpu")
+        self.assert_all_end(1, leader, other)
         self.assertIn("rank 1 of 2 did not join within 2s", leader.log())
-        other = self.start(1, "--group_start_timeout=2s", devices="cpu")
-        self.assert_all_end(1, other)
-        self.assertIn(f"127.0.0.1:{self.control}", other.log())
+        self.assertIn(nowhere, other.log())
 
     def test_a_leader_that_cannot_serve_ends_all_nodes_with_an_error(self):
         with LossdServer(BINARY, "--device=cpu", *FLAGS) as other:
@@ -421,7 +392,7 @@ class Starts(TestCase):
             self.assertIn(words, twin.log())
         self.assertEqual(list(list_heads(leader.target)), [])
         self.assertEqual([len(epochs(node.log())) for node in (leader, other)], [1, 1])
-        leader.process.terminate()
+        leader.signal(signal.SIGTERM)
         self.assert_all_end(0, leader, other)
 
     def test_a_node_that_is_another_than_the_group_expects_is_told_what_differs(self):
@@ -441,8 +412,8 @@ class Starts(TestCase):
             for word in words:
                 self.assertIn(word, other.log())
         other = self.start(1, devices="cpu")
-        other.await_ports()
-        leader.process.terminate()
+        other.await_serving()
+        leader.signal(signal.SIGTERM)
         self.assert_all_end(0, leader, other)
 
     def test_flags_that_make_no_group_are_a_mistake_that_says_what_to_do(self):
@@ -493,15 +464,11 @@ class Launchers(TestCase):
         without = [flag for flag in self.flags(0) if not flag.startswith(("--group=", "--group_node"))]
         for number in (0, 1):
             environment = {**os.environ, **{name: values[number] for name, values in variables.items()}}
-            command = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), *without,
-                       f"--group={launcher}"]
-            node = Node(self.folder, number, command, self.nodes)
-            self.nodes.append(node)
-            self.addCleanup(node.process.wait)
-            self.addCleanup(node.process.kill)
-        self.nodes[1].await_ports()
+            self.begin(Node(number, [*without, f"--group={launcher}"], self.nodes, env=environment))
+        for node in self.nodes:
+            node.await_serving()
         self.assert_four_ranks(self.nodes[0].target)
-        self.nodes[1].process.terminate()
+        self.nodes[1].signal(signal.SIGTERM)
         self.assert_all_end(0, *self.nodes)
 
     def test_leader_worker_set(self):
@@ -518,20 +485,15 @@ class Launchers(TestCase):
         flags = [flag for flag in self.flags(0, devices="cpu,cpu,cpu,cpu")
                  if not flag.startswith(("--group=", "--group_node"))]
         ports = os.path.join(self.folder, "ports.json")
-        with open(os.path.join(self.folder, "log"), "w+", encoding="utf-8") as log:
-            process = subprocess.Popen(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *flags,
-                                        "--group=ompi", f"--port_file={ports}"], stdout=log, stderr=log)
-            self.addCleanup(process.wait)
-            self.addCleanup(process.kill)
-            await_ports(process, f"{ports}.1", log.name)
-            target = f"127.0.0.1:{await_ports(process, ports, log.name)['grpc']}"
+        with Program("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", BINARY, *flags, "--listen=127.0.0.1:0",
+                     "--metrics_listen=", "--group=ompi", f"--port_file={ports}", log=os.path.join(self.folder, "log")) as program:
+            await_ports(program, f"{ports}.1", program.last_words)
+            target = f"127.0.0.1:{await_ports(program, ports, program.last_words)['grpc']}"
             self.assert_four_ranks(target)
-            log.seek(0)
-            self.assertEqual(log.read().count("takes cpu,cpu of 4 devices that this process sees"), 2)
+            self.assertEqual(program.log().count("takes cpu,cpu of 4 devices that this process sees"), 2)
             with grpc.insecure_channel(target) as channel:
                 status_pb2_grpc.StatusServiceStub(channel).Drain(status_pb2.DrainRequest())
-            log.seek(0)
-            self.assertEqual(process.wait(), 0, log.read())
+            self.assertEqual(program.wait(), 0, program.log())
 
 
 if __name__ == "__main__":

@@ -18,23 +18,23 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 
 import grpc
 import numpy as np
 from lossd.v1 import loss_pb2, loss_pb2_grpc
 from lossd_server import LossdServer
+from programs import Program
 
 from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
 
 VOCAB, HIDDEN = 4096, 128
 CHUNK_TOKENS = (32, 64)  # of every second reading client
 ROWS_UNDER_WAY = 256
-MUTE_SECONDS = 5  # until a mute client starts again
+MUTE_SECONDS = 5  # until a mute client starts again, at most
 MOST_SPREAD = 1.5  # of the reading clients' rows: the most over the least, but for what one has under way at either end
 CREDIT = 1 << 20
 LARGEST_COST = 256 << 10  # of a chunk of 64 tokens and its answer, with what the transport keeps of them
-FLAGS = (f"--lane_credit_bytes={CREDIT}", "--staging_bytes=268435456", "--session_lease=15s")
+FLAGS = (f"--lane_credit_bytes={CREDIT}", "--staging_bytes=268435456", "--session_lease=5s")  # of sessions whose client was killed
 SAMPLE_SECONDS = 1.0
 
 
@@ -55,8 +55,10 @@ def make_chunk(session, sequence, tokens):
                          rng.standard_normal((tokens, HIDDEN), dtype=np.float32))
 
 
-def be_mute(target, count):
+def be_mute(target, count, seconds):
     """Until killed."""
+    pause = min(MUTE_SECONDS, seconds / 3)
+
     def client(number):
         channel = connect(target)
         stub = loss_pb2_grpc.LossServiceStub(channel)
@@ -74,14 +76,14 @@ def be_mute(target, count):
                     sequence += 1
 
             stream = stub.Compute(requests())
-            time.sleep(MUTE_SECONDS * random.uniform(0.5, 1.5))
+            time.sleep(pause * random.uniform(0.5, 1.5))
             stream.cancel()
 
     in_threads(client, count)
     signal.pause()
 
 
-def read_answers(target, count):
+def read_answers(target, count, _):
     """Writes the rows of each client once a second, until SIGTERM; then leaves in order."""
     rows = [0] * count
     leaving = threading.Event()
@@ -119,24 +121,18 @@ def read_answers(target, count):
                 thread.join()
 
 
-def scrape(server):
-    with urllib.request.urlopen(server.metrics_url) as response:
-        lines = response.read().decode().splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, value in pairs}
+def await_at_most(server, **most):
+    """Until the server has no more of these than so many."""
+    def reached():
+        metrics = server.metrics()
+        return all(metrics[f"lossd_{name}"] <= value for name, value in most.items())
+
+    server.wait_until(reached, f"at most {most}", every=0.2)
 
 
-def await_at_most(server, expected):
-    """Until these are no more; the caller's own time limit ends what never comes."""
-    while True:
-        metrics = scrape(server)
-        if all(metrics[name] <= value for name, value in expected.items()):
-            return
-        time.sleep(0.2)
-
-
-def start(role, target, count, **options):
-    return subprocess.Popen([sys.executable, __file__, role, "--role", target, "--clients", str(count)], **options)
+def start(role, server, count, seconds, **options):
+    return Program(sys.executable, __file__, role, "--role", server.target, "--clients", count, "--seconds", seconds, log=server.folder / role,
+                   **options).start()
 
 
 def shares_since(warm, rows):
@@ -147,8 +143,8 @@ def soak(args, server):
     half = args.clients // 2
     with grpc.insecure_channel(server.target, options=OPTIONS) as channel:
         create_head(channel, "h", VOCAB, HIDDEN)
-    reading = start("reading", server.target, args.clients - half, stdout=subprocess.PIPE, text=True)
-    mute = start("mute", server.target, half)
+    reading = start("reading", server, args.clients - half, args.seconds, stdout=subprocess.PIPE, text=True)
+    mute = start("mute", server, half, args.seconds)
     rows = []
 
     def follow():
@@ -163,7 +159,7 @@ def soak(args, server):
         # On a busy machine longer, until each has had something since it was warm: nobody's share is even of nothing.
         while time.monotonic() < begin + args.seconds or min(shares_since(warm, rows)) == 0:
             time.sleep(SAMPLE_SECONDS)
-            metrics = scrape(server)
+            metrics = server.metrics()
             memory = metrics["process_resident_memory_bytes"]
             most_credit = max(most_credit, metrics["lossd_credit_bytes"])
             # Where processes take long to start, many of those that never read come late.
@@ -178,21 +174,16 @@ def soak(args, server):
         end = rows[-1]
         streams = metrics["lossd_live_streams"]
         mute.kill()
-        mute.wait()
-        await_at_most(server, {"lossd_live_streams": args.clients - half})
-        reading.terminate()
-        reading.wait()
+        await_at_most(server, live_streams=args.clients - half)
+        reading.stop()
         follower.join()
-        await_at_most(server, {"lossd_live_streams": 0, "lossd_queued_chunks": 0, "lossd_credit_bytes": 0,
-                               "lossd_sessions": 0, "lossd_staging_reserved_bytes": 0})
+        await_at_most(server, live_streams=0, queued_chunks=0, credit_bytes=0, sessions=0, staging_reserved_bytes=0)
     finally:
         for process in (mute, reading):
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()
     shares = shares_since(warm, [end])
     small, large = (sum(shares[first::len(CHUNK_TOKENS)]) for first in range(len(CHUNK_TOKENS)))
-    metrics = scrape(server)
+    metrics = server.metrics()
     return {"clients": args.clients, "seconds": round(time.monotonic() - begin, 1), "streams": streams,
             "rows": sum(shares), "least_rows": min(shares), "most_rows": max(shares),
             "rows_in_small_chunks": small, "rows_in_large_chunks": large,
@@ -212,7 +203,7 @@ def main():
     parser.add_argument("--role", metavar="TARGET", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role:
-        return {"mute": be_mute, "reading": read_answers}[args.lossd](args.role, args.clients)
+        return {"mute": be_mute, "reading": read_answers}[args.lossd](args.role, args.clients, args.seconds)
     if args.minutes:
         args.seconds = args.minutes * 60
     os.environ["OMP_NUM_THREADS"] = "1"  # so that the clients come to run, too

@@ -4,7 +4,7 @@ reads files again and ends nothing, whenever it comes.
 
 usage: signals_test.py LOSSD
 
-Drains may take ten minutes here: one that waited for a stranger would run into CTest's own limit.
+Drains may take ten minutes here: one that waited for a stranger would run into the limit of LossdServer.wait().
 """
 import contextlib
 import os
@@ -15,24 +15,20 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 import grpc
 from certificates import Authority
 from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2_grpc
 from lossd_server import LossdServer
+from programs import Program
 from standard_services import NOT_SERVING, SERVING, health, watch_health
+from waiting import wait_until
 
 from streaming import F32, create_head, in_flight, open_session, start_request
 
 BINARY = sys.argv.pop(1)
 FLAGS = ("--device=cpu", "--workspace_bytes=16M", "--drain_timeout=10m")
-
-
-def until(condition):
-    while not condition():
-        time.sleep(0.02)
 
 
 def connection_to(server):
@@ -97,7 +93,7 @@ class Strangers(unittest.TestCase):
             first = head_pb2.WriteWeightsRequest(head="h", write_id=write, rows=2, dtype=F32, weights=bytes(16))
             second = head_pb2.WriteWeightsRequest(head="h", write_id=write, first_row=2, rows=2, dtype=F32, weights=bytes(16))
             rows.put(first)
-            until(lambda: in_flight(server.metrics_url, "HeadService/WriteWeights") == 1)
+            wait_until(lambda: in_flight(server.metrics_url, "HeadService/WriteWeights") == 1)
             watch = watch_health(channel)
             self.assertEqual(next(watch).status, SERVING)
             server.signal(signal.SIGTERM)
@@ -115,7 +111,7 @@ class HangUp(unittest.TestCase):
             session = open_session(channel, "h", "k")
             for times in (1, 2):
                 server.signal(signal.SIGHUP)
-                until(lambda: server.log().count("told to read files again tls=false tokens=false") >= times)
+                server.await_log("told to read files again tls=false tokens=false", times)
             heads = head_pb2_grpc.HeadServiceStub(channel)
             write = heads.BeginWrite(head_pb2.BeginWriteRequest(head="h", write_key="k")).write_id
             rows = queue.Queue()
@@ -125,7 +121,7 @@ class HangUp(unittest.TestCase):
             requests.put(start_request(session))
             stream = loss_pb2_grpc.LossServiceStub(channel).Compute(iter(requests.get, None))
             next(stream)
-            until(lambda: in_flight(server.metrics_url, "HeadService/WriteWeights") == 1)
+            wait_until(lambda: in_flight(server.metrics_url, "HeadService/WriteWeights") == 1)
             server.signal(signal.SIGTERM)
             with self.assertRaises(grpc.RpcError):  # the drain has begun
                 next(stream)
@@ -141,43 +137,39 @@ class HangUp(unittest.TestCase):
             # A start that waits for its configuration: nothing has been set up yet.
             config = os.path.join(folder, "config.json")
             os.mkfifo(config)
-            ports = os.path.join(folder, "ports")
-            server = subprocess.Popen([BINARY, *FLAGS, "--listen=127.0.0.1:0", "--metrics_listen=",
-                                       f"--config={config}", f"--port_file={ports}"], stderr=subprocess.DEVNULL)
-            self.addCleanup(server.wait)
-            self.addCleanup(server.kill)
+            server = LossdServer(BINARY, *FLAGS, f"--config={config}", folder=folder)
+            self.addCleanup(server.close)
+            server.begin()
             with open(config, "w", encoding="utf-8") as file:  # which it has opened, too
-                server.send_signal(signal.SIGHUP)
+                server.signal(signal.SIGHUP)
                 file.write("{}")
-            while not os.path.exists(ports):
-                self.assertIsNone(server.poll())
-                server.send_signal(signal.SIGHUP)
-            server.send_signal(signal.SIGTERM)
-            self.assertEqual(server.wait(), 0)
+
+            def serves():
+                server.signal(signal.SIGHUP)
+                return server.port_file().exists()
+
+            server.wait_until(serves, "a server that is told to read files again, and serves", every=0)
+            self.assertEqual(server.stop(), 0)
 
     def test_many_of_it_do_not_hide_the_signal_to_end(self):
         with LossdServer(BINARY, *FLAGS) as server:
             server.signal(signal.SIGTERM)
-            while server.poll() is None:
+
+            def ended():
                 server.signal(signal.SIGHUP)
+                return not server.running()
+
+            wait_until(ended, "the end of the server", every=0)
             self.assertEqual(server.wait(), 0)
 
     def test_nohup_does_not_keep_it_from_being_heard(self):
-        with tempfile.NamedTemporaryFile() as log:
-            server = subprocess.Popen(["nohup", BINARY, *FLAGS, "--listen=127.0.0.1:0", "--metrics_listen="],
-                                      stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            self.addCleanup(server.wait)
-            self.addCleanup(server.kill)
-
-            def said(words):
-                with open(log.name, encoding="utf-8") as file:
-                    return words in file.read()
-
-            until(lambda: said("serving"))
-            server.send_signal(signal.SIGHUP)
-            until(lambda: said("told to read files again"))
-            server.send_signal(signal.SIGTERM)
-            self.assertEqual(server.wait(), 0)
+        with tempfile.NamedTemporaryFile() as log, \
+                Program("nohup", BINARY, *FLAGS, "--listen=127.0.0.1:0", "--metrics_listen=", log=log.name,
+                        stdin=subprocess.DEVNULL) as server:
+            server.await_log("serving")
+            server.signal(signal.SIGHUP)
+            server.await_log("told to read files again")
+            self.assertEqual(server.stop(), 0)
 
 
 if __name__ == "__main__":

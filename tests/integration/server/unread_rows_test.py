@@ -8,11 +8,11 @@ grew by more than is allowed. --report tells only, so that a server without limi
 """
 import argparse
 import sys
-import time
 
 import grpc
 from lossd.v1 import head_pb2, head_pb2_grpc, status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
+from waiting import wait_until
 
 from streaming import create_head
 
@@ -25,12 +25,14 @@ def resident(channel):
     """Once it is the same twice."""
     status = status_pb2_grpc.StatusServiceStub(channel)
     last = -1
-    while True:
+
+    def steady():
+        nonlocal last
         memory = status.GetMemory(status_pb2.GetMemoryRequest())
-        if abs(memory.process_resident_bytes - last) < 1 << 20:
-            return memory
-        last = memory.process_resident_bytes
-        time.sleep(0.2)
+        before, last = last, memory.process_resident_bytes
+        return abs(last - before) < 1 << 20 and memory
+
+    return wait_until(steady, "memory that is the same twice", every=0.2)
 
 
 def main():

@@ -1,8 +1,7 @@
 """What the script tests of the server share: a head with weights, and a Compute stream that keeps its credit."""
-import urllib.request
-
 import numpy as np
 from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc, types_pb2
+from lossd_server import read_metrics
 
 F32 = types_pb2.DATA_TYPE_FLOAT32
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -35,11 +34,9 @@ def write_weights(channel, name, vocab, hidden, seed=1):
 
 def in_flight(metrics_url, method):
     """How many calls of a method the server is at, by its own metrics; a call counts before anything is done for it."""
-    with urllib.request.urlopen(metrics_url) as response:
-        for line in response.read().decode().splitlines():
-            if line.startswith("lossd_rpcs_in_flight{") and f'"{method}"' in line:
-                return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"there is no {method}")
+    calls = read_metrics(metrics_url).items()
+    (count,) = [value for series, value in calls if series.startswith("lossd_rpcs_in_flight{") and f'"{method}"' in series]
+    return count
 
 
 def open_session(channel, head, client_key):

@@ -1,7 +1,6 @@
 """What the script tests of groups share: the processes of a group, as its parents' logs have them."""
 import json
 import re
-import time
 
 import grpc
 from lossd.v1 import head_pb2, head_pb2_grpc
@@ -9,11 +8,6 @@ from lossd.v1 import head_pb2, head_pb2_grpc
 from streaming import F32
 
 RANKS = re.compile(r"started the ranks of a group epoch=(\d+) ranks=(\[.*\])")
-
-
-def until(condition):
-    while not condition():
-        time.sleep(0.02)
 
 
 def runs(pid):

@@ -2,7 +2,6 @@
 import os
 import tempfile
 import unittest
-import urllib.request
 
 import grpc
 from certificates import Authority
@@ -59,15 +58,6 @@ def write_tokens(path, tokens):
         file.write("# role token\n" + "".join(f"{role} {token}\n" for role, token in tokens))
     os.chmod(path + ".new", 0o600)
     os.replace(path + ".new", path)
-
-
-def metric(server, series):
-    """The value of a series, as in 'lossd_token_reloads_total{outcome="ok"}'."""
-    with urllib.request.urlopen(server.metrics_url) as response:
-        for line in response.read().decode().splitlines():
-            if line.startswith(series + " "):
-                return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"there is no {series}")
 
 
 class Certificates(Authority):

@@ -1,0 +1,134 @@
+"""The one starter of processes of tests that are scripts. A program writes to a log, which every failure quotes, and is killed
+when its test ends, whatever the end is."""
+import atexit
+import contextlib
+import signal
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+from waiting import PATIENCE, wait_until
+
+_started = set()
+
+
+@atexit.register
+def _kill_all():
+    for process in _started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def run(*command, **options):
+    """A program that ends by itself, with its output and its exit status."""
+    return subprocess.run([*map(str, command)],
+                          **{"capture_output": True, "text": True, "check": False, "timeout": PATIENCE, **options})
+
+
+class StillRuns(AssertionError):
+    """A program that did not end in time."""
+
+
+class Program:
+    """A program that runs from start() to its end, and again from the next start() on. Its log has the output of all its
+    lives. `options` are those of subprocess.Popen."""
+
+    def __init__(self, *command, log, **options):
+        self._command, self.log_path, self._options = [*map(str, command)], Path(log), options
+        self._process = None
+
+    def command(self):
+        return self._command
+
+    def start(self, *arguments, **options):
+        with open(self.log_path, "ab") as log:
+            self._process = subprocess.Popen([*self.command(), *map(str, arguments)],
+                                             **{"stdout": log, "stderr": log, **self._options, **options})
+        _started.add(self._process)
+        return self
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    @property
+    def stdin(self):
+        return self._process.stdin
+
+    @property
+    def stdout(self):
+        return self._process.stdout
+
+    def poll(self):
+        """The exit status, or None while it runs."""
+        return self._process.poll()
+
+    def running(self):
+        return self._process is not None and self._process.poll() is None
+
+    def signal(self, number):
+        """Does nothing where the program has ended."""
+        self._process.send_signal(number)
+
+    def wait(self, seconds=PATIENCE):
+        """Waits for the end of the program and returns its exit status."""
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise StillRuns(f"{self._process.args[0]} still runs after {seconds} s:\n{self.last_words()}") from None
+        _started.discard(self._process)
+        return status
+
+    def stop(self):
+        """SIGTERM; returns the exit status."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self):
+        """Does nothing where the program does not run."""
+        if self.running():
+            self._process.kill()
+            self.wait()
+
+    def log(self):
+        """The lines that are complete: the last one may be half written."""
+        text = self.log_path.read_text(encoding="utf-8", errors="replace")
+        return text[:text.rfind("\n") + 1]
+
+    def last_words(self):
+        return self.log()[-4000:]
+
+    def wait_until(self, condition, what="", **options):
+        """As wait_until(), for what comes only while the program runs."""
+        def found():
+            ended = not self.running()
+            if (value := condition()) or not ended:
+                return value
+            raise AssertionError(f"{self._process.args[0]} ended with {self.poll()} before this came: {what}\n{self.last_words()}")
+        return wait_until(found, lambda: f"{what}\n{self.last_words()}", **options)
+
+    def await_log(self, words, times=1):
+        """Until the log has the words so many times."""
+        self.wait_until(lambda: self.log().count(words) >= times, f"{words!r} in the log, {times} times")
+
+    def __enter__(self):
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, kind=None, error=None, trace=None):
+        if error is not None and not isinstance(error, unittest.SkipTest):
+            print(f"The log of {self._command[0]}:\n{self.last_words()}", file=sys.stderr)
+        self.close()
+
+    def close(self):
+        """What the end of a test does, also where the program was not started."""
+        self.kill()
+        for pipe in (self.stdin, self.stdout) if self._process else ():
+            with contextlib.suppress(OSError):  # what was not written yet
+                if pipe:
+                    pipe.close()
