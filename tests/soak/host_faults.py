@@ -6,8 +6,8 @@
 The hosts are network namespaces (tests/hosts); packets take 2 ms from one to the other, and one in a thousand is lost. Clients are
 those of faults.py, and so is what they compare; proxies cut their connections as well, which is not counted here. A fault is an
 end of the group, or of one of its nodes, or a cut between two of them, while some client computes, flushes, steps or saves as the
-seed says. First there is one of each kind; then the seed decides. The group has to come back by itself each time. Exit status: 0
-without a divergence, 1 with one, 77 where no hosts can be made.
+seed says. First there is one of each kind, those of the network before the others; then the seed decides. The group has to come
+back by itself each time. Exit status: 0 without a divergence, 1 with one, 77 where no hosts can be made.
 """
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class HostFaults(Faults):
     def make_server(self, folder: Path, at_end: contextlib.ExitStack) -> Group:
         self.hosts = at_end.enter_context(Hosts(HOSTS))
         self.kinds: dict[str, Callable[[], None]] = {
-            "rank killed": self.kill_one_rank, "leader killed": self.kill_leader, "rank stopped": self.stop_rank,
-            "node killed": self.kill_node, "all nodes killed": self.kill_all, "drained": self.drain_all,
-            "parted": self.part, "cut one way": self.cut_one_way, "parted for a moment": self.part_for_a_moment}
+            "parted": self.part, "cut one way": self.cut_one_way, "parted for a moment": self.part_for_a_moment,
+            "node killed": self.kill_node, "drained": self.drain_all, "rank killed": self.kill_one_rank,
+            "leader killed": self.kill_leader, "rank stopped": self.stop_rank, "all nodes killed": self.kill_all}
         self.kinds_to_come, self.epoch = list(self.kinds), list[int]()
         return Group(str(self.options.lossd), folder, self.hosts, *FLAGS, "--group_short_life=0s",
                      f"--rank_timeout={self.options.rank_timeout}s", tls=True)
