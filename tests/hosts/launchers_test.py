@@ -78,7 +78,7 @@ class LaunchersTest(unittest.TestCase):
         return [BINARY, f"--group={launcher}", *flags, *self.group.flags()]
 
     def check(self, nodes: Nodes, count: int = HOSTS) -> None:
-        """Of `count` hosts."""
+        """`count`: on how many hosts there is a lossd then."""
         environment = {**self.group.environment(), "TMPDIR": str(self.folder)}
         programs = [self.enterContext(Program(*host.command(*command), log=self.folder / "log", env={**environment, **variables}))
                     for host, (command, variables) in zip(self.hosts, nodes)]

@@ -13,6 +13,7 @@ import urllib.request
 import grpc
 from lossd.v1 import head_pb2, region_pb2, region_pb2_grpc, status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
+from waiting import PATIENCE
 
 from access_support import TOKENS, bearer, call, methods, with_token, write_tokens
 from http2 import ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, frame, literal
@@ -50,7 +51,7 @@ class Parsing(unittest.TestCase):
         message = b"\0" + struct.pack(">I", len(request)) + request
         with LossdServer(BINARY, "--device=cpu") as server:
             host, port = server.target.split(":")
-            with socket.create_connection((host, int(port))) as connection:
+            with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
                 headers = b"".join(literal(*field) for field in (
                     (":method", "POST"), (":scheme", "http"), (":path", "/lossd.v1.HeadService/GetHead"),
                     (":authority", server.target), ("content-type", "application/grpc"), ("te", "trailers")))

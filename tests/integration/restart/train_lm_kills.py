@@ -19,6 +19,7 @@ import time
 
 from lossd_server import LossdServer, free_port
 from programs import Program
+from waiting import wait_until
 
 LONGEST_RUN = 3600  # seconds, of one that is started by hand
 
@@ -91,8 +92,8 @@ def disturb(arguments, server, run, folder, rng, seconds):
     done = []
     for i, number in enumerate(ends):
         # Often enough early in the run that all of them find it running.
-        while run.running() and saved_steps(folder) < arguments.steps * i // (len(ends) + 1) - arguments.every:
-            time.sleep(0.005)
+        least = arguments.steps * i // (len(ends) + 1) - arguments.every
+        wait_until(lambda: not run.running() or saved_steps(folder) >= least, f"step {least} of the run", LONGEST_RUN, every=0.005)
         time.sleep(rng.random() * longest_wait)
         if not run.running():
             break

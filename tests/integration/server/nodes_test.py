@@ -318,9 +318,7 @@ class Loss(TestCase):
         with open(config, "w", encoding="utf-8") as file:
             json.dump({"heads": heads}, file)
         other = self.start(1, "--group_start_timeout=10m", devices="cpu")
-        times, died_early = 0, False
-        while not died_early:
-            times += 1
+        for times in range(1, 51):
             leader = self.start(0, f"--config={config}", devices="cpu")
             other.await_log(" ready device=", times)
             os.kill(leader.pids()[0], signal.SIGKILL)
@@ -328,6 +326,10 @@ class Loss(TestCase):
             leader.await_log("a rank died")
             died_early = " serving version=" not in leader.log()
             leader.kill()
+            if died_early:
+                break
+        else:
+            self.fail("no leader died early enough")
         leader = self.start(0, devices="cpu")
         other.await_serving()
         leader.await_serving()

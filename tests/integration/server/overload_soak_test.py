@@ -24,6 +24,7 @@ import numpy as np
 from lossd.v1 import loss_pb2, loss_pb2_grpc
 from lossd_server import LossdServer
 from programs import Program
+from waiting import PATIENCE
 
 from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
 
@@ -159,6 +160,8 @@ def soak(args, server):
         # On a busy machine longer, until each has had something since it was warm: nobody's share is even of nothing.
         while time.monotonic() < begin + args.seconds or min(shares_since(warm, rows)) == 0:
             time.sleep(SAMPLE_SECONDS)
+            if not reading.running() or time.monotonic() > begin + args.seconds + PATIENCE:
+                raise AssertionError(f"not every reading client gets something: {rows[-1:]}\n{reading.last_words()}")
             metrics = server.metrics()
             memory = metrics["process_resident_memory_bytes"]
             most_credit = max(most_credit, metrics["lossd_credit_bytes"])

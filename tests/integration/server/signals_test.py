@@ -23,7 +23,7 @@ from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2_grpc
 from lossd_server import LossdServer
 from programs import Program
 from standard_services import NOT_SERVING, SERVING, health, watch_health
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from streaming import F32, create_head, in_flight, open_session, start_request
 
@@ -33,7 +33,7 @@ FLAGS = ("--device=cpu", "--workspace_bytes=16M", "--drain_timeout=10m")
 
 def connection_to(server):
     host, port = server.target.split(":")
-    return socket.create_connection((host, int(port)))
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
 class Strangers(unittest.TestCase):

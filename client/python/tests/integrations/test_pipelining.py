@@ -20,8 +20,7 @@ from lossd.torch.pipelining import PipelineLoss
 
 ROOT = Path(__file__).parents[4]
 sys.path[:0] = [
-    str(ROOT / folder)
-    for folder in ("client/examples/python", "tests/integration/replicas", "tests/support")
+    str(ROOT / folder) for folder in ("client/examples/python", "tests/integration/replicas", "tests/support")
 ]
 
 import pipeline  # noqa: E402
