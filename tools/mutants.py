@@ -1,15 +1,14 @@
 #!/usr/bin/python3
-"""Shows which test notices each of forty fixed faults. tests/mutants.json has, for each, a file, a text that stands there once, the
-faulty text and what breaks.
+"""Shows which test notices each of forty fixed faults. An entry of tests/mutants.json names a file, a text that occurs there once,
+the faulty text and what breaks.
 
-All are compiled at once, into a copy of the tree in build-mutants/src: both texts of a fault stand there, and LOSSD_MUTANT=N in the
-environment of a program switches fault N on. For each of them the tests that CTest knows are run, those of its own part first, until
-one fails twice; a test also fails that takes a minute more than four times as long as it does without a fault. CUDA and the tests of
-the Python package are left out. With two cores all of it takes an hour.
+All faults are compiled at once into a copy of the tree, build-mutants/src. LOSSD_MUTANT=N in the environment of a program switches
+fault N on. For each fault the tests of CTest run, the nearest ones first, until one fails twice. A test also fails if it takes a
+minute more than four times its usual time. CUDA and the tests of the Python package are left out. The whole takes an hour on two cores.
 
 usage: tools/mutants.py [--only N,M...] [--jobs N] [--json FILE] [--target T]... [--tests REGEX] [--check]
-  --target, --tests  build these programs alone, and run only tests whose name has REGEX in it: for a test that one is writing
-  --check            only see that the table fits the sources
+  --target, --tests  build only this program, run only tests whose name matches: for work on one test
+  --check            only check that the table fits the sources
 Exit status: 0 if every fault is noticed, 1 if one is not, 2 if the table has become stale.
 """
 import argparse
@@ -39,7 +38,7 @@ inline const int active = [] {
 }  // namespace lossd_mutants
 #define LOSSD_MUTANT(number) (lossd_mutants::active == (number))
 """
-# The tests of the part of the tree that a fault is in, and the labels of those that are run behind them.
+# By the top folder of a fault: its own tests, which run first, and the labels of the tests behind them.
 RINGS = {
     "server": ("^unit/engine/", ("unit", "integration", "conformance")),
     "client": ("^unit/client/", ("unit", "integration", "conformance")),
@@ -63,7 +62,7 @@ def both(mutant):
 
 
 def with_mutants(text, mutants):
-    """The text with both versions of each place; and, for each entry that no longer fits, what is wrong with it."""
+    """(the text with both versions of each place, one message for each stale entry)"""
     places, stale = [], []
     for mutant in mutants:
         count = text.count(mutant["original"])
@@ -83,7 +82,7 @@ def with_mutants(text, mutants):
 
 
 def mutated_files(mutants, root=ROOT):
-    """({path: its text with both versions}, what is wrong with the table)."""
+    """({path: its text with both versions}, messages for stale entries)"""
     texts, stale = {}, []
     for path in sorted({mutant["file"] for mutant in mutants}):
         text = ""
@@ -203,7 +202,7 @@ def killer(number, of_rings, tests, jobs):
                     return name, case
             if all(passed for passed, _, _ in results.values()):
                 break
-            names = [name for name in names if name not in results]  # what failed passes when it is run again
+            names = [name for name in names if name not in results]  # a test that failed only once counts as passed
     return None
 
 
