@@ -10,12 +10,13 @@ more=(attack hosts asan tsan fuzz tidy)
 
 usage() {
   cat <<END
-usage: ./check.sh [--no-setup] [--cuda] [--minutes N] [all] [SUITE...]
+usage: ./check.sh [--no-setup] [--cuda] [all | quick] [SUITE...]
 
 Installs what is missing, builds what the suites need, runs them and sums up: as a table, and as build/check.json with the slowest
 tests of each. Without suites it runs every functional one; 'all' adds what takes longer and is run before code is handed on:
 sanitizers, fuzzers and clang-tidy. Logs are left in build/logs/. CUDA code is compiled where there is a CUDA toolkit; whether it was is
 said in the end.
+Each suite has a budget (tests/budgets.json), and fails where it takes a quarter more processor time than that.
 
   lint         layout (clang-format), include rules, file sizes and forbidden text, shell scripts
   unit         tests of single parts
@@ -28,46 +29,49 @@ with 'all', or by name:
   attack       hostile clients and a network that fails, for a bounded time: memory stays within bounds, every bit is right
   hosts        a group over four hosts, with a slow network that loses packets and is cut: they are network namespaces, so this takes
                root and /dev/net/tun
-  asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer
+  asan         unit, the client library and the CPU device under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan         the tests of the server's concurrent parts under ThreadSanitizer
   fuzz         parsers of bytes from outside, each over its corpus and some seconds of mutations (longer: tools/fuzz.sh)
   tidy         clang-tidy over every source file (those unchanged since they last passed are skipped)
 by name alone:
+  quick        what finds most mistakes in three minutes: lint, unit, the client library and the CPU device
+  model        the models of the protocol, searched whole: unit does so by itself where the last commits have changed them
+  nightly      what takes too long for every commit: every trainer, full matrices, long soaks, 10,000 simulated schedules
   gpu          the tests that need an NVIDIA GPU, the small ones under compute-sanitizer as well
 
 How to run one test, and how long everything takes: CONTRIBUTING.md.
 
   --no-setup   leave the installed packages as they are
-  --minutes N  leave out what 'all' adds where it has not ended N minutes from now: the table says what. What it has compiled, and the
-               files that clang-tidy has passed, are remembered, so that the next run gets further
+  --part K/N   of nightly, the K-th of N parts (K = 1 to N)
   --cuda       bring a CUDA toolkit first, without a GPU too (tools/cuda_toolkit.sh: 0.7 GB to download, no root)
   --gpu        the same as the suite gpu
 Exit status: 0 if everything that ran passed, 1 if not, 2 for arguments that it does not know, and if another one runs in this clone.
 END
 }
 
-setup=yes cuda=no seconds=
+setup=yes cuda=no part=1/1
 suites=()
 while (($#)); do
   argument=$1
   shift
   case $argument in
     -h | --help) usage && exit ;;
-    --minutes)
-      if [[ ! ${1:-} =~ ^[0-9]{1,6}$ ]]; then
-        printf -- '--minutes takes a number of minutes, such as 80\n\n' >&2
+    --part)
+      if [[ ! ${1:-} =~ ^([1-9][0-9]?)/([1-9][0-9]?)$ ]] || ((BASH_REMATCH[1] > BASH_REMATCH[2])); then
+        printf -- '--part takes a part and the number of parts, such as 3/7\n\n' >&2
         usage >&2
         exit 2
       fi
-      seconds=$((10#$1 * 60))
+      part=$1
       shift
       ;;
     --no-setup) setup=no ;;
     --cuda) cuda=yes ;;
     --gpu) suites+=(gpu) ;;
     all) suites+=("${functional[@]}" "${more[@]}") ;;
+    quick) suites+=(lint quick) ;;
     *)
-      if [[ " ${functional[*]} ${more[*]} gpu " != *" $argument "* ]]; then
+      if [[ " ${functional[*]} ${more[*]} quick model nightly gpu " != *" $argument "* ]]; then
         printf 'unknown suite: %s\n\n' "$argument" >&2
         usage >&2
         exit 2
@@ -77,8 +81,18 @@ while (($#)); do
   esac
 done
 if ((${#suites[@]} == 0)); then suites=("${functional[@]}"); fi
-wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
+# wants SUITE...: whether one of them is to run.
+wants() {
+  local suite
+  for suite; do
+    if [[ " ${suites[*]} " == *" $suite "* ]]; then return; fi
+  done
+  return 1
+}
 
+# Suites of all test programs, and those for which Python's environment is made.
+of_programs=(unit conformance integration bench deploy attack hosts gpu model nightly)
+of_python=(python hosts gpu nightly)
 jobs=$(nproc)
 began=$SECONDS
 evidence=()  # of the suite that runs, as tools/check_report.py takes it
@@ -105,18 +119,19 @@ build_tree() {
 }
 
 # The tree that every suite but lint, the sanitizers and clang-tidy runs.
-built=no
 suite_build() {
-  local targets=(lossd_c lossd)
-  if wants attack || wants hosts || wants unit || wants conformance || wants integration || wants deploy || wants gpu; then targets=(); fi
-  local began=$SECONDS
+  local targets=(lossd_c lossd) began=$SECONDS
+  if wants quick; then targets+=(lossctl lossd_core_tests); fi
+  if wants "${of_programs[@]}"; then targets=(); fi
   build_tree release build "${targets[@]}" || return 0
-  built=yes
+  touch "$log_dir/build.made"
+  if [[ $cuda == yes && $(cuda_status) != toolkit* ]]; then give_up "compiling CUDA code, which --cuda asks for"; fi
   evidence+=(--check "Building what users run and its tests" $((SECONDS - began)) ok)
 }
+is_built() { [[ -e $log_dir/build.made ]]; }
 needs_build() {
-  if [[ $built == no ]]; then give_up "building it"; fi
-  [[ $built == yes ]]
+  if ! is_built; then give_up "building it"; fi
+  is_built
 }
 
 # run_ctest SUITE TREE CTEST_ARGUMENT...: shows each test as it ends.
@@ -136,7 +151,7 @@ tests_ended() {
 
 suite_lint() {
   mapfile -t cxx < <(tools/source_files.py .h .c .cc .cu .cuh)
-  mapfile -t shell < <(tools/source_files.py .sh .ci/run)
+  mapfile -t shell < <(tools/source_files.py .sh .ci/run .ci/in_bare_root)
   check "$log_dir/check-format.log" "Layout of ${#cxx[@]} C, C++ and CUDA files" clang-format-14 --dry-run -Werror "${cxx[@]}"
   check "$log_dir/check-includes.log" "Include rules" tools/check_includes.py
   check "$log_dir/check-text.log" "File sizes and forbidden text" tools/check_text.py
@@ -145,22 +160,22 @@ suite_lint() {
 
 labelled_suite() {
   needs_build || return 0
-  run_ctest "$1" build -L "^$1\$" -j "$2"
+  run_ctest "$1" build -L "^$1\$" -j "$2" "${@:3}"
 }
 # Every test belongs to exactly one of the suites, or nobody would notice that it never runs.
 check_labels() {
   local all labelled
   all=$(ctest --test-dir build -N | sed -n 's/^Total Tests: //p')
-  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench|deploy|gpu|attack|hosts)$' | sed -n 's/^Total Tests: //p')
+  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench|deploy|gpu|attack|hosts|model|nightly)$' | sed -n 's/^Total Tests: //p')
   if [[ -z $all || $all != "$labelled" ]]; then
-    printf '%s tests, but only %s of them are labelled unit, conformance, integration, bench, deploy, gpu, attack or hosts\n' "$all" "$labelled" >&2
+    printf '%s tests, but only %s of them are labelled with a suite\n' "$all" "$labelled" >&2
     return 1
   fi
 }
 
 suite_unit() {
   labelled_suite unit "$jobs"
-  if [[ $built == yes ]]; then check "$log_dir/check-labels.log" "Every test is in one suite" check_labels; fi
+  if is_built; then check "$log_dir/check-labels.log" "Every test is in one suite" check_labels; fi
 }
 suite_conformance() { labelled_suite conformance "$jobs"; }
 # Half of the time of these they wait.
@@ -176,6 +191,18 @@ suite_attack() { labelled_suite attack 1; }
 suite_hosts() {
   await_environment python_env || return 0  # torchrun
   labelled_suite hosts 1
+}
+
+# What finds most mistakes.
+suite_quick() {
+  needs_build || return 0
+  run_ctest quick build -L '^core$' -j "$jobs"
+}
+suite_model() { labelled_suite model 1; }
+suite_nightly() {
+  labelled_suite nightly 1 -I "${part%/*},,${part#*/}"
+  await_environment python_env || return 0
+  run_pytest nightly -n 2 -m nightly "--part=$part"
 }
 
 suite_deploy() {
@@ -212,11 +239,11 @@ suite_python() {
 }
 
 suite_asan() {
-  build_tree asan build-asan || return 0
+  build_tree asan build-asan lossd_core_tests || return 0
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   export LSAN_OPTIONS=suppressions=$repo_root/tests/lsan.supp:print_suppressions=0
-  run_ctest asan build-asan -L '^(unit|conformance|integration)$' -j $((2 * jobs))
+  run_ctest asan build-asan -L '^core$' -j "$jobs"
   unset ASAN_OPTIONS UBSAN_OPTIONS LSAN_OPTIONS
 }
 
@@ -314,7 +341,7 @@ trap 'exit 143' TERM
 
 groups=(build run test)
 if wants deploy; then groups+=(deploy); fi
-if wants python || wants hosts || wants gpu; then groups+=(python); fi
+if wants "${of_python[@]}"; then groups+=(python); fi
 if wants fuzz; then groups+=(fuzz); fi
 if [[ $cuda == yes ]]; then groups+=(cuda); fi
 if [[ $setup == yes ]]; then
@@ -322,42 +349,25 @@ if [[ $setup == yes ]]; then
 elif [[ $cuda == yes ]]; then
   tools/cuda_toolkit.sh --always
 fi
-rm -f "$log_dir"/check-*.json
-if wants python || wants hosts || wants gpu; then begin_environment python_env; fi
+rm -f "$log_dir"/check-*.json "$log_dir/build.made"
+# The search of the models takes minutes and asks nothing but their files.
+if wants unit && ! wants model nightly && [[ -n $(tools/source_files.py --recent .pml tests/model/run_model.py) ]]; then suites+=(model); fi
+if wants "${of_python[@]}"; then begin_environment python_env; fi
 if wants deploy; then begin_environment deploy_tools; fi
 if wants tidy; then begin_environment tidy_env; fi
 
-# run_suite NAME: leaves what it has shown in build/logs/check-NAME.json.
-run_suite() {
-  local suite_began=$SECONDS
+# run_suite NAME: leaves what it has shown in build/logs/check-NAME.json. A process of its own, whose children's time is the suite's.
+run_suite() (
+  suite_began=$SECONDS
   evidence=()
   "suite_$1"
-  tools/check_report.py suite "$log_dir/check-$1.json" "$1" $((SECONDS - suite_began)) "${evidence[@]}"
-}
-
-# The same for what may be left out: not begun, or ended, when --minutes are over.
-run_suite_in_time() {
-  local pid
-  if ((SECONDS - began < seconds)); then
-    run_suite "$1" </dev/null &
-    pid=$!
-    while ((SECONDS - began < seconds)); do
-      if ! kill -0 "$pid" 2>/dev/null; then
-        wait "$pid"
-        return
-      fi
-      sleep 1
-    done
-    end_tree "$pid"
-    wait "$pid" 2>/dev/null || true
-  fi
-  say "left out: $1 has not ended within the $((seconds / 60)) minutes of --minutes"
-  tools/check_report.py left_out "$log_dir/check-$1.json" "$1"
-}
+  times >"$log_dir/check-$1.times"
+  tools/check_report.py suite "$log_dir/check-$1.json" "$1" $((SECONDS - suite_began)) "$log_dir/check-$1.times" "${evidence[@]}"
+)
 
 # What has passed and has not changed since: tests/test_main.cc.
 export LOSSD_UNCHANGED=pass
-if [[ " ${suites[*]} " =~ " "(unit|conformance|integration|bench|deploy|python|gpu|attack|hosts)" " ]]; then suites=(build "${suites[@]}"); fi
+if wants python quick "${of_programs[@]}"; then suites=(build "${suites[@]}"); fi
 
 # The package's tests run beside others, which wait for half of their time; what they print is shown in their turn.
 python_beside=
@@ -368,19 +378,20 @@ for suite in "${suites[@]}"; do
     cat "$log_dir/check-python.log"
   else
     printf '\n=== %s\n' "$suite"
-    if [[ -n $seconds && " ${more[*]} " == *" $suite "* ]]; then run_suite_in_time "$suite"; else run_suite "$suite"; fi
+    run_suite "$suite" </dev/null &
+    wait "$!" || true
   fi
-  if [[ $suite == build && $built == yes && ${#suites[@]} -gt 2 ]] && wants python; then
+  if [[ $suite == build && ${#suites[@]} -gt 2 ]] && is_built && wants python; then
     { printf '\n=== python\n' && run_suite python; } >"$log_dir/check-python.log" 2>&1 </dev/null &
     python_beside=$!
   fi
   reports+=("$log_dir/check-$suite.json")
 done
 
-if [[ $built == yes ]]; then
+if is_built; then
   case $(cuda_status) in
     toolkit*) printf '\nCUDA code was compiled: %s\n' "$(cuda_status)" ;;
     *) printf '\nCUDA code was NOT compiled (%s); ./check.sh --cuda brings a toolkit\n' "$(cuda_status)" ;;
   esac
 fi
-tools/check_report.py table build/check.json $((SECONDS - began)) "${reports[@]}"
+tools/check_report.py table build/check.json $((SECONDS - began)) tests/budgets.json "${reports[@]}"

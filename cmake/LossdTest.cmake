@@ -6,7 +6,8 @@
 # without such a file is run whole, by the program's name. So that files can be compiled together, each has a namespace
 # of its own: lossd::engine::step_test.
 #   TESTS      test files, without .cc, that come out of LIBRARIES
-#   LABELS     unit, conformance, integration, bench, deploy, gpu, attack, hosts or nightly
+#   LABELS     unit, conformance, integration, bench, deploy, gpu, attack, hosts or nightly; and core, for what
+#              `./check.sh quick` and the one with AddressSanitizer run: unit tests have it by themselves
 #   TSAN       the test files, without .cc, that also run under ThreadSanitizer
 #   TIMEOUT    a guard against hangs, never an assertion
 #   COST       what takes long is begun first, so that nothing is left to run alone in the end
@@ -19,6 +20,7 @@ set(lossd_tests_dir ${PROJECT_SOURCE_DIR}/tests)
 set(lossd_test_modules ${PROJECT_BINARY_DIR}/tests/integration/python_client/stubs:${lossd_tests_dir}/support)
 set(lossd_test_results ${PROJECT_BINARY_DIR}/test-results)  # of every test by itself, for ./check.sh
 add_custom_target(lossd_tsan_tests)
+add_custom_target(lossd_core_tests)
 
 add_library(lossd_test_main STATIC ${lossd_tests_dir}/test_main.cc ${lossd_tests_dir}/unchanged.cc)
 target_link_libraries(lossd_test_main PUBLIC GTest::gmock GTest::gtest PRIVATE PkgConfig::XXHASH OpenSSL::Crypto
@@ -34,6 +36,12 @@ function(lossd_test)
 
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 600)
+  endif()
+  if("unit" IN_LIST arg_LABELS)
+    list(APPEND arg_LABELS core)
+  endif()
+  if("core" IN_LIST arg_LABELS)
+    add_dependencies(lossd_core_tests ${arg_NAME})
   endif()
 
   set(tests ${arg_SOURCES})

@@ -1,32 +1,41 @@
 #!/usr/bin/env python3
 """What a run of ./check.sh has shown: single tests and their times, out of the reports of CTest, GoogleTest and pytest.
 
-usage: tools/check_report.py suite OUT NAME SECONDS [--check TITLE SECONDS ok|failed]... [--ctest REPORT RESULTS]...
-                                                  [--pytest REPORT LOG]...
-       tools/check_report.py left_out OUT NAME
-       tools/check_report.py table OUT SECONDS SUITE...
+usage: tools/check_report.py suite OUT NAME SECONDS TIMES [--check TITLE SECONDS ok|failed]... [--ctest REPORT RESULTS]...
+                                                        [--pytest REPORT LOG]...
+       tools/check_report.py table OUT SECONDS BUDGETS [--speed SPEED] SUITE...
 
 `suite` writes what a suite has shown to OUT. RESULTS is the folder in which each GoogleTest program that CTest started has left a
 report of its own: its tests count one by one, other programs as one test. A test that was skipped, or a program that
 did not run, has shown nothing and counts as failed. A report that is not there counts as one failure. LOG is what pytest printed:
 an interpreter that crashed has left the place there.
 
-`left_out` writes that a suite had no time left: it has neither passed nor failed.
+TIMES is what bash's `times` printed in the suite's process.
 
-`table` joins such files to OUT ({"seconds", "suites": [{"name", "seconds", "passed", "unchanged", "failed", "left_out", "slowest",
-"failures"}]}) and prints them as a table; a file that is not there is a suite that failed. `unchanged`: how many of those that passed
-did so in an earlier run of the same program. Exit status 1 if anything failed.
+`table` joins such files to OUT ({"seconds", "speed", "suites": [{"name", "seconds", "processor_seconds", "passed", "unchanged",
+"failed", "slowest", "failures"}]}) and prints them as a table; a file that is not there is a suite that failed. `unchanged`: how many
+of those that passed did so in an earlier run of the same program. Exit status 1 if anything failed.
+
+BUDGETS is {SUITE: {"wall", "processor"}}, in seconds of the machine whose `speed` is 1. Seconds on the wall are shown beside their
+budget. A suite fails whose processes took a quarter more processor seconds than its budget, divided by the speed of this machine: how
+fast it packs bytes on all processors at once, unless SPEED is given. A quicker machine than that counts as 1.
 """
 import argparse
+import concurrent.futures
 import itertools
 import json
 import os
 import re
+import statistics
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
+import zlib
 
 SLOWEST = 10
 STACK_LINES = 40
+LEEWAY = 1.25  # of a budget
+PACKING_SECONDS = 0.5  # what pack() takes where `speed` is 1
 UNCHANGED = "unchanged since it passed"  # what tests/test_main.cc prints
 
 
@@ -106,6 +115,27 @@ def write(path, content, **options):
     os.replace(beside, path)
 
 
+def pack(_):
+    """Processor seconds for a fixed piece of work."""
+    began = time.process_time()
+    for round_ in range(12):
+        zlib.compress(b"".join((each * 2654435761 + round_).to_bytes(8, "little") for each in range(1 << 15)), 6)
+    return time.process_time() - began
+
+
+def speed():
+    """How fast this machine is while all of its processors work; 1 at most."""
+    processors = len(os.sched_getaffinity(0))
+    with concurrent.futures.ProcessPoolExecutor(processors) as processes:
+        return min(1.0, PACKING_SECONDS / statistics.median(processes.map(pack, range(3 * processors))))
+
+
+def processor_seconds(path):
+    """The sum of what `times` printed: minutes and seconds, of a user and of the system."""
+    with open(path, encoding="utf-8") as file:
+        return sum(60 * float(minutes) + float(seconds) for minutes, seconds in re.findall(r"(\d+)m([\d.]+)s", file.read()))
+
+
 def suite(arguments):
     cases = [(title, float(seconds), None if verdict == "ok" else verdict) for title, seconds, verdict in arguments.check]
     unchanged = 0
@@ -121,6 +151,7 @@ def suite(arguments):
     slowest = sorted(((seconds, name) for name, seconds, _ in cases), reverse=True)[:SLOWEST]
     content = result(arguments.name, arguments.seconds)
     content.update(
+        processor_seconds=round(processor_seconds(arguments.times)),
         passed=len(cases) - (len(failures) if cases else 0),
         unchanged=unchanged,
         failed=len(failures),
@@ -132,11 +163,8 @@ def suite(arguments):
 
 def result(name, seconds):
     """What is said of a suite of which nothing is known yet."""
-    return {"name": name, "seconds": seconds, "passed": 0, "unchanged": 0, "failed": 0, "left_out": False, "slowest": [], "failures": []}
-
-
-def left_out(arguments):
-    write(arguments.out, {**result(arguments.name, 0), "left_out": True})
+    empty = {"processor_seconds": 0, "passed": 0, "unchanged": 0, "failed": 0}
+    return {"name": name, "seconds": seconds, **empty, "slowest": [], "failures": []}
 
 
 def shown(path):
@@ -149,22 +177,39 @@ def shown(path):
         return {**result(name, 0), "failed": 1, "failures": [["the suite", f"ended without a result: {error}"]]}
 
 
+def hold(budgets, each, machine_speed):
+    """Adds a failure to a suite that took too much."""
+    most = LEEWAY * budgets.get(each["name"], {}).get("processor", float("inf")) / machine_speed
+    if each["processor_seconds"] > most:
+        took = f"{each['processor_seconds']} processor seconds; its budget, with a quarter more, is {most:.0f}"
+        each["failures"].append(["the budget", f"it took {took} on this machine"])
+        each["failed"] += 1
+
+
+def with_budget(seconds, budget):
+    return f"{seconds:5} / {budget}" if budget else f"{seconds:5}"
+
+
 def table(arguments):
+    with open(arguments.budgets, encoding="utf-8") as file:
+        budgets = json.load(file)
     suites = [shown(path) for path in arguments.suites]
-    write(arguments.out, {"seconds": arguments.seconds, "suites": suites}, indent=1)
-    print(f"\n{'suite':12} {'result':8} {'passed':>6} {'failed':>6} {'time':>7}  slowest test")
+    machine_speed = arguments.speed or speed()
     for each in suites:
+        hold(budgets, each, machine_speed)
+    write(arguments.out, {"seconds": arguments.seconds, "speed": round(machine_speed, 2), "suites": suites}, indent=1)
+    print(f"\n{'suite':12} {'result':8} {'passed':>6} {'failed':>6} {'s / budget':>12} {'processor s':>13}  slowest test")
+    for each in suites:
+        budget = budgets.get(each["name"], {})
         slowest = f"{each['slowest'][0][1]:.1f} s {each['slowest'][0][0]}" if each["slowest"] else ""
-        verdict = "FAILED" if each["failed"] else "left out" if each["left_out"] else "ok"
-        print(f"{each['name']:12} {verdict:8} {each['passed']:6} {each['failed']:6} {each['seconds']:5} s  {slowest}")
+        wall, processor = with_budget(each["seconds"], budget.get("wall")), with_budget(each["processor_seconds"], budget.get("processor"))
+        verdict = "FAILED" if each["failed"] else "ok"
+        print(f"{each['name']:12} {verdict:8} {each['passed']:6} {each['failed']:6} {wall:>12} {processor:>13}  {slowest}")
     failures = [f"{each['name']}: {name}: {why}" for each in suites for name, why in each["failures"]]
     if failures:
         print("\ndid not pass:", *failures, sep="\n  ")
-    missing = [each["name"] for each in suites if each["left_out"]]
-    if missing:
-        print("\nno time was left for:", *missing)
     passed = sum(each["passed"] for each in suites)
-    print(f"\n{arguments.seconds} s in all; {os.path.relpath(arguments.out)} has the slowest tests of each suite, logs are in build/logs/")
+    print(f"\n{arguments.seconds} s in all, by a machine of speed {machine_speed:.2f}; {os.path.relpath(arguments.out)} has the slowest tests of each suite, logs are in build/logs/")
     unchanged = sum(each["unchanged"] for each in suites)
     print(f"{passed} passed{f' ({unchanged} of them earlier, and unchanged since)' if unchanged else ''}, {len(failures)} failed")
     return 1 if failures else 0
@@ -177,17 +222,16 @@ def main():
     one.add_argument("out")
     one.add_argument("name")
     one.add_argument("seconds", type=int)
+    one.add_argument("times")
     one.add_argument("--check", nargs=3, action="append", default=[], metavar=("TITLE", "SECONDS", "VERDICT"))
     one.add_argument("--ctest", nargs=2, action="append", default=[], metavar=("REPORT", "RESULTS"))
     one.add_argument("--pytest", action="append", default=[], nargs=2, metavar=("REPORT", "LOG"))
     one.set_defaults(run=suite)
-    none = commands.add_parser("left_out")
-    none.add_argument("out")
-    none.add_argument("name")
-    none.set_defaults(run=left_out)
     all_of_them = commands.add_parser("table")
     all_of_them.add_argument("out")
     all_of_them.add_argument("seconds", type=int)
+    all_of_them.add_argument("budgets")
+    all_of_them.add_argument("--speed", type=float)
     all_of_them.add_argument("suites", nargs="+")
     all_of_them.set_defaults(run=table)
     arguments = parser.parse_args()

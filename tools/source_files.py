@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """Lists the project's own files: those that git would track. Without git, .gitignore says which ones.
 
-usage: tools/source_files.py [SUFFIX...]   only files whose path ends in one of the suffixes
+usage: tools/source_files.py [--recent] [SUFFIX...]   only files whose path ends in one of the suffixes
+
+  --recent   only those that the last 25 commits or nobody's commit have changed: none where there is no git
 """
 import fnmatch
 import os
@@ -10,6 +12,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 IGNORE_FILES = (".git/info/exclude", ".gitignore")
+RECENT_COMMITS = 25
 
 
 def source_files(suffixes=(), root=ROOT):
@@ -22,6 +25,21 @@ def source_files(suffixes=(), root=ROOT):
         except (OSError, subprocess.CalledProcessError):
             pass  # no git on this machine, or not its checkout
     return _select(root, _walk(root), suffixes)
+
+
+def recently_changed(suffixes=(), root=ROOT):
+    """Files that are not committed, then those of the last commits, the latest first; none where there is no history."""
+
+    def lines(*arguments):
+        try:
+            done = subprocess.run(["git", "-C", root, *arguments], check=False, capture_output=True, text=True)
+        except OSError:
+            return []  # no git on this machine
+        return done.stdout.splitlines() if done.returncode == 0 else []
+
+    uncommitted = lines("ls-files", "--modified", "--others", "--exclude-standard")
+    committed = lines("log", "--name-only", "--format=", f"-{RECENT_COMMITS}")
+    return [path for path in dict.fromkeys(uncommitted + committed) if not suffixes or path.endswith(tuple(suffixes))]
 
 
 def _walk(root):
@@ -71,4 +89,7 @@ def _select(root, paths, suffixes):
 
 
 if __name__ == "__main__":
-    print("\n".join(source_files(sys.argv[1:])))
+    recent = sys.argv[1:2] == ["--recent"]
+    files = recently_changed(sys.argv[2:]) if recent else source_files(sys.argv[1:])
+    if files:
+        print("\n".join(files))

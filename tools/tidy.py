@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 
-from source_files import ROOT, source_files
+from source_files import ROOT, recently_changed, source_files
 
 CONFIGURATIONS = (".clang-tidy", "tests/.clang-tidy", "bench/.clang-tidy")
 TIDY = os.path.join(ROOT, "build/tidy/bin/clang-tidy")  # tools/tidy_env.sh
@@ -31,8 +31,7 @@ GCC_ONLY = re.compile(r" -fno-gnu-unique\b")  # options that clang refuses
 GENERATED = re.compile(r"\.pb\.h$")
 OF_ONE_FILE = re.compile(r" -o (?P<object>\S+) -c \S+$")  # what differs between the commands of a target's sources
 MOST_TOGETHER = 12
-RECENT_COMMITS = 25
-MOST_RECENT = 80  # sources of them: a clone may have one commit for everything
+MOST_RECENT = 80  # sources of the last commits that are looked at alone: a clone may have one commit for everything
 
 
 class Hasher:
@@ -75,25 +74,10 @@ def run_tidy(*arguments, folder=ROOT):
     return done.returncode == 0, done.stdout + ("" if done.returncode == 0 else done.stderr)
 
 
-def recently_changed():
-    """Sources of the last commits, and those that are not committed; none where there is no history."""
-
-    def lines(*arguments):
-        try:
-            done = subprocess.run(["git", "-C", ROOT, *arguments], check=False, capture_output=True, text=True)
-        except OSError:
-            return []  # no git on this machine
-        return done.stdout.splitlines() if done.returncode == 0 else []
-
-    uncommitted = lines("ls-files", "--modified", "--others", "--exclude-standard")
-    committed = [path for path in lines("log", "--name-only", "--format=", f"-{RECENT_COMMITS}") if path.endswith(".cc")]
-    return {*list(dict.fromkeys(committed))[:MOST_RECENT], *uncommitted}
-
-
 def alike(commands, paths):
     """Lists of sources that one command compiles and one configuration is for; what changed recently is alone in its list."""
     groups = {}
-    recent = recently_changed()
+    recent = recently_changed((".cc",))[:MOST_RECENT]
     for path in paths:
         if path in recent:
             yield [path]

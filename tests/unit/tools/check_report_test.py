@@ -20,6 +20,8 @@ GTEST = """<testsuites><testsuite>
 <testcase name="Second" classname="A" time="0.75" status="run" result="{result}">{why}</testcase>
 </testsuite></testsuites>"""
 
+TIMES = "0m0.125s 0m0.250s\n1m2.500s 0m10.125s\n"  # of the shell, and of its children
+
 
 class Report(unittest.TestCase):
     def setUp(self):
@@ -36,9 +38,13 @@ class Report(unittest.TestCase):
 
     def suite(self, *arguments):
         out = os.path.join(self.folder, "suite.json")
-        subprocess.run([PROGRAM, "suite", out, "unit", "7", *arguments], check=True)
+        subprocess.run([PROGRAM, "suite", out, "unit", "7", self.write("times", TIMES), *arguments], check=True)
         with open(out, encoding="utf-8") as file:
             return json.load(file)
+
+    def table(self, *suites, budgets="{}", speed="1"):
+        arguments = [os.path.join(self.folder, "check.json"), "3", self.write("budgets.json", budgets), "--speed", speed]
+        return subprocess.run([PROGRAM, "table", *arguments, *suites], capture_output=True, text=True, check=False)
 
     def ctest(self, *, result="completed", gtest_why="", script="run", script_why=""):
         self.write("results/unit/a_test.xml", GTEST.format(result=result, why=gtest_why))
@@ -47,7 +53,7 @@ class Report(unittest.TestCase):
 
     def test_tests_of_a_program_count_one_by_one_and_others_as_one(self):
         self.assertEqual(self.ctest(), {
-            "name": "unit", "seconds": 7, "passed": 3, "unchanged": 0, "failed": 0, "left_out": False, "failures": [],
+            "name": "unit", "seconds": 7, "processor_seconds": 73, "passed": 3, "unchanged": 0, "failed": 0, "failures": [],
             "slowest": [["script_test", 1.0], ["unit/a_test: A.Second", 0.75], ["unit/a_test: A.Passes", 0.25]]})
 
     def test_a_test_that_failed_is_named_with_why(self):
@@ -72,20 +78,26 @@ class Report(unittest.TestCase):
         content = self.suite("--ctest", report, os.path.join(self.folder, "results"))
         self.assertEqual((content["passed"], content["unchanged"]), (3, 2))
 
-    def test_a_suite_that_had_no_time_is_named_and_has_not_failed(self):
-        out = os.path.join(self.folder, "check-tidy.json")
-        subprocess.run([PROGRAM, "left_out", out, "tidy"], check=True)
-        done = subprocess.run([PROGRAM, "table", os.path.join(self.folder, "check.json"), "3", out],
-                              capture_output=True, text=True, check=False)
-        self.assertEqual(done.returncode, 0)
-        self.assertRegex(done.stdout, r"tidy +left out")
-        self.assertIn("no time was left for: tidy", done.stdout)
+    def test_a_suite_fails_with_a_quarter_more_than_its_budget_in_seconds_of_this_machine(self):
+        self.suite("--check", "layout", "1", "ok")  # 73 processor seconds
+        for budget, speed, failed in ((59, "1", 0), (58, "1", 1), (58, "0.9", 0), (45, "0.9", 1)):
+            done = self.table(os.path.join(self.folder, "suite.json"), speed=speed,
+                              budgets=json.dumps({"unit": {"wall": 6, "processor": budget}}))
+            self.assertEqual(done.returncode, failed, done.stdout)
+            self.assertRegex(done.stdout, f"unit .* 7 / 6 +73 / {budget} ")
+            self.assertEqual("unit: the budget: it took 73 processor seconds" in done.stdout, failed == 1)
 
     def test_a_suite_that_left_nothing_has_failed(self):
-        done = subprocess.run([PROGRAM, "table", os.path.join(self.folder, "check.json"), "3", os.path.join(self.folder, "check-unit.json")],
-                              capture_output=True, text=True, check=False)
+        done = self.table(os.path.join(self.folder, "check-unit.json"))
         self.assertEqual(done.returncode, 1)
         self.assertIn("unit: the suite: ended without a result", done.stdout)
+
+    def test_the_speed_of_this_machine_is_measured(self):
+        out = os.path.join(self.folder, "check.json")
+        subprocess.run([PROGRAM, "table", out, "3", self.write("budgets.json", "{}"), "none"], check=False, capture_output=True)
+        with open(out, encoding="utf-8") as file:
+            speed = json.load(file)["speed"]
+        self.assertTrue(0 < speed <= 1, speed)
 
     def test_a_report_that_is_missing_or_broken_is_a_failure(self):
         log = os.path.join(self.folder, "none.log")
@@ -121,8 +133,8 @@ class Report(unittest.TestCase):
             self.assertEqual(self.suite("--check", "style", "1", "ok", *kind)["failed"], 1)
 
     def test_who_reads_a_report_meanwhile_has_the_old_one_or_the_new_one(self):
-        for name, arguments in (("suite.json", ["suite", None, "lint", "1", "--check", "layout", "1", "ok"]),
-                                ("check.json", ["table", None, "3", "none"])):
+        for name, arguments in (("suite.json", ["suite", None, "lint", "1", self.write("times", TIMES), "--check", "layout", "1", "ok"]),
+                                ("check.json", ["table", None, "3", self.write("budgets", "{}"), "--speed", "1", "none"])):
             out, opened = self.write(name, "old"), os.path.join(self.folder, f"{name}-opened")
             os.link(out, opened)
             subprocess.run([PROGRAM, *(word or out for word in arguments)], check=False, capture_output=True)
@@ -142,14 +154,12 @@ class Report(unittest.TestCase):
 
     def test_the_table_fails_with_one_of_its_suites(self):
         for verdict, status in (("ok", 0), ("failed", 1)):
-            suite = os.path.join(self.folder, "suite.json")
-            subprocess.run([PROGRAM, "suite", suite, "lint", "1", "--check", "layout", "1", verdict], check=True)
-            out = os.path.join(self.folder, "check.json")
-            done = subprocess.run([PROGRAM, "table", out, "3", suite], capture_output=True, text=True, check=False)
+            self.suite("--check", "layout", "1", verdict)
+            done = self.table(os.path.join(self.folder, "suite.json"))
             self.assertEqual(done.returncode, status, done.stdout)
             self.assertIn(f"{1 - status} passed, {status} failed", done.stdout)
-            with open(out, encoding="utf-8") as file:
-                self.assertEqual(json.load(file)["suites"][0]["name"], "lint")
+            with open(os.path.join(self.folder, "check.json"), encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["suites"][0]["name"], "unit")
 
 
 if __name__ == "__main__":

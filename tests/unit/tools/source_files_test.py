@@ -11,7 +11,7 @@ from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
-from source_files import source_files  # noqa: E402
+from source_files import recently_changed, source_files  # noqa: E402
 
 IGNORED = ["build/a.cc", "build-asan/a.cc", "client/python/.mypy_cache/3.10/a.data.json", "tools/__pycache__/a.py",
            "a/.ruff_cache/a.json", ".pytest_cache/a.md", "a.pyc", "a/b.pyc", "notes/a.md", "a/only_here.md"]
@@ -39,7 +39,20 @@ class SourceFiles(unittest.TestCase):
         self.exclude()
         self.assertEqual(source_files(root=self.root), OWN)
 
+    @unittest.skipUnless(shutil.which("git"), "no git on this machine")
+    def test_what_changed_recently(self):
+        git = ["git", "-C", self.root, "-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "init", "-q", self.root], check=True)
+        for number in range(26):
+            (self.root / f"{number}.cc").touch()
+            subprocess.run([*git, "add", f"{number}.cc"], check=True)
+            subprocess.run([*git, "commit", "-q", "-m", "a"], check=True)
+        self.assertEqual(recently_changed(("0.cc",), self.root), ["20.cc", "10.cc"])
+        (self.root / "0.cc").write_text("a", encoding="utf-8")
+        self.assertEqual(recently_changed(("0.cc",), self.root), ["0.cc", "20.cc", "10.cc"])
+
     def test_a_clone_without_git(self):
+        self.assertEqual(recently_changed(root=self.root), [])
         self.exclude()
         with mock.patch.dict(os.environ, PATH=""):
             self.assertEqual(source_files(root=self.root), OWN)
