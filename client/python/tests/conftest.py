@@ -25,7 +25,7 @@ _numbers = itertools.count()
 def server() -> Iterator[lossd.Server]:
     device = os.environ.get("LOSSD_TEST_DEVICE", "cpu")
     limit = 1 << 30 if device == "cpu" else 4 << 30
-    with lossd.launch(device, memory_limit_bytes=limit, args=["--parking_bytes=64MiB"]) as server:
+    with lossd.launch(device, memory_limit_bytes=limit, args=["--parking_bytes=64MiB", "--max_heads=1000"]) as server:
         yield server
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import pairwise
 
 import lossd
 
@@ -35,9 +36,7 @@ def local(hidden: Any, labels: Any, weights: Any, **options: Any) -> tuple[Any, 
     return loss.detach(), x.grad.reshape(hidden.shape), w.grad
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("shape", [(7,), (2, 5), (2, 1, 3), ()])
+@pairwise(shape=[(7,), (2, 5), (2, 1, 3), ()], dtype=["float32", "bfloat16", "float16"], kind=["numpy", "torch"])
 def test_kinds_dtypes_and_shapes(make_head: MakeHead, kind: str, dtype: str, shape: tuple[int, ...]) -> None:
     weights = weights_of(getattr(torch, dtype))
     head = make_head(V, H, dtype, weights=weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +17,26 @@ class Heads:
     def __init__(self, client: lossd.Client) -> None:
         self._client = client
         self._heads: dict[HeadSpec, TestHead] = {}
+        self._numbers = itertools.count()
 
     def __call__(self, **config: object) -> TestHead:
         """With the head's window empty, and in training, whatever a test before has made of it."""
         spec = HeadSpec(**config)  # type: ignore[arg-type]
         if spec not in self._heads:
-            self._heads[spec] = TestHead(self._client, f"torch-{len(self._heads)}", spec)
+            self._make_room()
+            self._heads[spec] = TestHead(self._client, f"torch-{next(self._numbers)}", spec)
         head = self._heads[spec]
         head.remote.zero_grad()
         head.remote.train()
         return head
+
+    def _make_room(self) -> None:
+        """A deterministic session takes a tenth of the server's memory."""
+        deterministic = [spec for spec in self._heads if spec.deterministic]
+        if len(deterministic) > 2:
+            oldest = self._heads.pop(deterministic[0]).remote
+            oldest.close()
+            self._client.delete_head(oldest.name, discard_gradient=True)
 
 
 @pytest.fixture(scope="session")

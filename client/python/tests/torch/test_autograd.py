@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import pairwise
 from problem import HIDDEN, Reference, check_weight_gradient, distance, hidden_states, labels, tolerance
 
 import lossd
@@ -120,9 +121,7 @@ def test_hidden_states_of_inference_mode_train_the_head(heads: Any, grad_scale: 
 # Parts that are frozen
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("upstream", [1.0, -2.5])
-@DECLARED
+@pairwise(reduction=["mean", "sum", "none"], grad_scale=[None, 1.0, 2.0], upstream=[1.0, -2.5])
 def test_frozen_trunk(heads: Any, passes: list[Any], reduction: str, upstream: float, grad_scale: float | None) -> None:
     if reduction == "none" and grad_scale is not None:
         grad_scale = None
@@ -136,9 +135,7 @@ def test_frozen_trunk(heads: Any, passes: list[Any], reduction: str, upstream: f
     check_weight_gradient(head, head.gradients()[0], reference.weight.grad, slack=1e-5)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("upstream", [0.0, 1.0, -2.5])
-@DECLARED
+@pairwise(reduction=["mean", "sum", "none"], grad_scale=[None, 1.0, 2.0], upstream=[0.0, 1.0, -2.5])
 def test_frozen_head(heads: Any, reduction: str, upstream: float, grad_scale: float | None) -> None:
     if reduction == "none" and grad_scale is not None:
         grad_scale = None

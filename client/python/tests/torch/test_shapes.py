@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import pairwise
 from problem import HIDDEN, VOCABULARY, check, distance, hidden_states, labels, scalar
 
 from lossd.torch import linear_cross_entropy, shift_labels
@@ -55,9 +56,7 @@ class Layout:
         self.hidden = view(self.leaf)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", Layout.NAMES)
+@pairwise(name=Layout.NAMES, reduction=REDUCTIONS, dtype={"fp32": torch.float32, "bf16": torch.bfloat16})
 def test_layouts(heads: Any, name: str, reduction: str, dtype: torch.dtype) -> None:
     layout = Layout(name, dtype)
     target = labels(*layout.hidden.shape[:-1], masked=0.2)
@@ -89,9 +88,7 @@ def loss_reduction(reduction: str) -> str:
     return "mean" if reduction == "declared" else reduction
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("torch_compat", [True, False])
-@pytest.mark.parametrize("config", [{}, {"class_weights": True}], ids=["plain", "classes"])
+@pairwise(reduction=REDUCTIONS, torch_compat=[False, True], config={"plain": {}, "classes": {"class_weights": True}})
 def test_all_ignored(heads: Any, config: dict[str, Any], reduction: str, torch_compat: bool) -> None:
     head, hidden = heads(**config), hidden_states(3, 4)
     loss = linear_cross_entropy(
@@ -125,17 +122,21 @@ def test_class_weights_of_zero(heads: Any, given: bool, grad_scale: float | None
     assert not head.gradients()[0].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "ignore_index"),
+    [
+        (torch.int64, -100),
+        (torch.int64, 1000),
+        (torch.int32, -1),
+        (torch.int16, 0),
+        (torch.int8, 7),
+        (torch.uint8, 60),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_label_types(heads: Any, dtype: torch.dtype, reduction: str) -> None:
-    target = labels(9, masked=0.3, ignore_index=60).to(dtype)
-    check(heads(), hidden_states(9), target, lambda o: scalar(o, 1.0), ignore_index=60, **options_of(reduction))
-
-
-@pytest.mark.parametrize("ignore_index", [-100, -1, 0, 7, 1000])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_ignore_index(heads: Any, ignore_index: int, reduction: str) -> None:
-    target = labels(11, masked=0.4, ignore_index=ignore_index)
+def test_label_types(heads: Any, dtype: torch.dtype, ignore_index: int, reduction: str) -> None:
+    target = labels(11, masked=0.4, ignore_index=ignore_index).to(dtype)
     check(
         heads(), hidden_states(11), target, lambda o: scalar(o, 1.0), ignore_index=ignore_index, **options_of(reduction)
     )
@@ -146,9 +147,7 @@ def test_labels_with_strides(heads: Any) -> None:
     check(heads(), hidden_states(3, 4), target, lambda o: scalar(o, 1.0))
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (6,), (2, 2, 4)], ids=str)
-@pytest.mark.parametrize("shift", [True, 1, 2, 4, 9])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pairwise(shift=[True, 1, 2, 4, 9], reduction=REDUCTIONS, shape=[(3, 5), (6,), (2, 2, 4)])
 def test_shift(heads: Any, shape: tuple[int, ...], shift: int, reduction: str) -> None:
     """As transformers do it: logits[..., :-1, :] meet labels[..., 1:]."""
     places = int(shift)

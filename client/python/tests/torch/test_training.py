@@ -12,14 +12,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
+from cases import pairwise
 from problem import HIDDEN, VOCABULARY, TestHead, distance, labels
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lossd
 from lossd.torch import RemoteHead, linear_cross_entropy
-
-DECLARED = pytest.mark.parametrize("grad_scale", [None, 1.0, 2.0])
 
 
 class Trunk(nn.Module):
@@ -73,10 +72,7 @@ def compare(
 # Checkpoints
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("around", ["trunk", "loss", "all"])
-@pytest.mark.parametrize("upstream", [1.0, 3.0])
-@DECLARED
+@pairwise(around=["trunk", "loss", "all"], grad_scale=[1.0, 2.0, None], upstream=[1.0, 3.0], reentrant=[False, True])
 def test_checkpoints(
     heads: Any, passes: list[Any], around: str, reentrant: bool, grad_scale: float | None, upstream: float
 ) -> None:
@@ -126,9 +122,11 @@ def test_checkpoints_of_losses_with_other_outputs(heads: Any, reduction: str) ->
 # Mixed precision
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("head_dtype", [torch.float32, torch.bfloat16], ids=["fp32_head", "bf16_head"])
-@DECLARED
+@pairwise(
+    grad_scale=[None, 1.0, 2.0],
+    dtype={"bf16": torch.bfloat16, "fp16": torch.float16},
+    head_dtype={"fp32_head": torch.float32, "bf16_head": torch.bfloat16},
+)
 def test_autocast(heads: Any, dtype: torch.dtype, head_dtype: torch.dtype, grad_scale: float | None) -> None:
     """Weights of the trunk are fp32: so are the loss and the gradients of the weights."""
     head, trunk = heads(dtype=head_dtype), Trunk()
