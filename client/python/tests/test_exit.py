@@ -14,7 +14,15 @@ head = client.create_head("a", 64, 16); head.write_weights(np.zeros((64, 16), "f
 hidden, labels = np.ones((6, 16), "f4"), np.arange(6)
 session = head.open_session()
 """
-_TORCH = "import torch; from lossd.torch import RemoteHead, linear_cross_entropy; remote = RemoteHead(head)\n"
+_TORCH = """
+import copy, torch, warnings
+from lossd.torch import RemoteHead, linear_cross_entropy
+warnings.simplefilter("ignore")
+remote = RemoteHead(head)
+linear_cross_entropy(torch.ones(6, 16, requires_grad=True), torch.arange(6), remote).backward()
+another = copy.deepcopy(remote)
+loss = linear_cross_entropy(torch.ones(6, 16, requires_grad=True), torch.arange(6), remote)
+"""
 ENDS = {
     "session": "session.compute(hidden, labels)",
     "cycle": "session.compute(hidden, labels); session.itself = session; head.itself = head; client.itself = client",
@@ -23,10 +31,7 @@ ENDS = {
     "server gone": "session.compute(hidden, labels); server.process.kill(); server.process.wait()",
     "stopped": "session.compute(hidden, labels); server.stop()",
     "region": "region = client.create_region('system', 4096)",
-    "torch": _TORCH + "loss = linear_cross_entropy(torch.ones(6, 16, requires_grad=True), torch.arange(6), remote)",
-    "torch backward": _TORCH
-    + "linear_cross_entropy(torch.ones(6, 16, requires_grad=True), torch.arange(6), remote).backward()",
-    "copy": _TORCH + "import copy, warnings; warnings.simplefilter('ignore'); another = copy.deepcopy(remote)",
+    "torch": _TORCH,
 }
 
 

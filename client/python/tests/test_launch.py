@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 import lossd
 from lossd import server as server_module
@@ -28,11 +29,6 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return stat.rsplit(")", 1)[1].split()[0] != "Z"
-
-
-def wait_until_gone(pid: int) -> None:
-    while alive(pid):  # a test that hangs here has found a server that outlives its parent
-        time.sleep(0.02)
 
 
 def test_launch_and_stop() -> None:
@@ -243,8 +239,9 @@ def test_a_node_of_a_group_takes_all_gpus_unless_told_which(tmp_path: Path) -> N
 
 CHILD = """
     import os, signal, sys, lossd
-    server = lossd.launch("cpu", checkpoint_dir={checkpoint_dir!r})
-    print(server.process.pid, server.target.removeprefix("unix:"), flush=True)
+    servers = [lossd.launch("cpu", checkpoint_dir=folder) for folder in (None, {checkpoint_dir!r})]
+    for server in servers:
+        print(server.process.pid, server.target.removeprefix("unix:"), flush=True)
     {end}
 """
 
@@ -286,21 +283,20 @@ def test_the_server_finds_what_it_opens_of_nvidia_in_wheels(monkeypatch: pytest.
         "os.abort()",
     ],
 )
-@pytest.mark.parametrize("saves", [False, True])
-def test_it_ends_with_the_process_and_leaves_no_folder(end: str, saves: bool, tmp_path: Path) -> None:
-    checkpoint_dir = str(tmp_path) if saves else None
+def test_it_ends_with_the_process_and_leaves_no_folder(end: str, tmp_path: Path) -> None:
+    """With checkpoints and without."""
     child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(CHILD).format(end=end, checkpoint_dir=checkpoint_dir)],
+        [sys.executable, "-c", textwrap.dedent(CHILD).format(end=end, checkpoint_dir=str(tmp_path))],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
     assert child.stdout is not None
-    pid, socket = child.stdout.readline().split()
+    launched = [child.stdout.readline().split() for _ in range(2)]
     child.wait()
-    wait_until_gone(int(pid))
-    while Path(socket).parent.exists():  # a test that hangs here has found a folder that nobody removes
-        time.sleep(0.02)
+    for pid, place in launched:
+        wait_until(lambda pid=pid: not alive(int(pid)), "the server ends with its parent")
+        wait_until(lambda place=place: not Path(place).parent.exists(), "the server's folder is removed")
 
 
 def test_it_outlives_the_thread_that_launched_it() -> None:

@@ -8,13 +8,13 @@ import contextvars
 import gc
 import json
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 import lossd
 import lossd.aio
@@ -53,8 +53,8 @@ class Log:
 
     def next_traces(self, count: int) -> list[str | None]:
         """The traces of that many calls, in any order."""
-        while len(lines := self._lines()[self.seen :]) < count:
-            time.sleep(0.01)
+        wait_until(lambda: len(self._lines()) >= self.seen + count, f"the log has {count} more failed calls")
+        lines = self._lines()[self.seen :]
         self.seen += count
         return [line.get("trace_id") for line in lines[:count]]
 

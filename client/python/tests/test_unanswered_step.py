@@ -69,7 +69,7 @@ class Unanswered:
 
     def __init__(self, server: lossd.Server, muffler: Muffler) -> None:
         self.direct = server.client()
-        self.client = lossd.connect(muffler.target, call_timeout=3.0, reconnect_timeout=1.0)
+        self.client = lossd.connect(muffler.target, call_timeout=1.0, reconnect_timeout=1.0)
         options = lossd.AdamW(weight_decay=0.5)
         self.head = self.client.create_head("unanswered", V, H, "float32", optimizer=options)
         self.head.write_weights(np.random.default_rng(1).standard_normal((V, H), np.float32))

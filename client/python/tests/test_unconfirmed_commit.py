@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from stopping import stand_still
+from servers import stand_still
+from waiting import wait_until
 
 import lossd
 from lossd import _flush
@@ -18,16 +20,20 @@ from lossd._library import Library
 V, H = 32, 16
 HIDDEN = np.random.default_rng(0).standard_normal((4, H), np.float32)
 LABELS = np.arange(4)
+_numbers = itertools.count()
 
 
 class Stalled:
-    """A head of its own server, and a client that does not wait long."""
+    """A head, and a client that does not wait long."""
 
     def __init__(self, server: lossd.Server) -> None:
         self.process = server.process
-        self.client = server.client(call_timeout=2.0, reconnect_timeout=2.0)
-        self.head = self.client.create_head("stalled", V, H, "float32", optimizer=lossd.SGD())
-        self.head.write_weights(np.zeros((V, H), np.float32))
+        name = f"stalled-{next(_numbers)}"
+        with server.client() as patient:
+            head = patient.create_head(name, V, H, "float32", optimizer=lossd.SGD())
+            head.write_weights(np.zeros((V, H), np.float32))
+        self.client = server.client(call_timeout=1.0, reconnect_timeout=1.0)
+        self.head = self.client.head(name)
         self.session = self.head.open_session()
         self.rows: list[Any] = []
 
@@ -50,20 +56,31 @@ class Stalled:
         return caught.value
 
     def go_on(self) -> None:
+        """What the server has to answer first may take longer than this client waits."""
         self.process.send_signal(signal.SIGCONT)
-        while True:  # what it has to answer first may take longer than this client waits
-            with contextlib.suppress(lossd.DeadlineExceededError, lossd.UnavailableError):
-                self.head.info()
-                return
+        wait_until(self._answers, "the server answers again")
+
+    def _answers(self) -> bool:
+        try:
+            self.head.info()
+        except (lossd.DeadlineExceededError, lossd.UnavailableError):
+            return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[lossd.Server]:
+    """Which stands still at times."""
+    with lossd.launch("cpu") as server:
+        yield server
 
 
 @pytest.fixture
-def stalled() -> Iterator[Stalled]:
-    with lossd.launch("cpu") as server:
-        stalled = Stalled(server)
-        yield stalled
-        server.process.send_signal(signal.SIGCONT)
-        stalled.client.close()
+def stalled(server: lossd.Server) -> Iterator[Stalled]:
+    stalled = Stalled(server)
+    yield stalled
+    server.process.send_signal(signal.SIGCONT)
+    stalled.client.close()
 
 
 Again = Callable[[Stalled], Any]
@@ -172,7 +189,7 @@ def test_another_handle_knows_of_it_too(stalled: Stalled) -> None:
     stalled.compute()
     error = stalled.flush_unanswered()
     stalled.go_on()
-    other = stalled.client.head("stalled")
+    other = stalled.client.head(stalled.head.name)
     with pytest.raises(lossd.AlreadyExistsError, match=error.flush_id):
         other.flush()
     assert stalled.head.info().generation == 2

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from glue_support import Ranks, Restartable, batch, weights_of
+from glue_support import Ranks, batch, weights_of
+from servers import Restartable
 
 import lossd
 from lossd.torch import linear_cross_entropy
@@ -19,9 +20,9 @@ from lossd.torch.optimizer import RemoteOptimizer
 
 @pytest.fixture(scope="module")
 def restartable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restartable]:
-    server = Restartable(tmp_path_factory.mktemp("server"))
+    server = Restartable(tmp_path_factory.mktemp("server"), "--memory_limit_bytes=1073741824", saves=True)
     yield server
-    server.end(signal.SIGKILL)
+    server.kill()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from glue_support import HIDDEN, VOCAB, batch, weights_of
-from restartable import Restartable
+from servers import Restartable
 
 import lossd
 from lossd.torch import (
