@@ -91,7 +91,7 @@ wants() {
 }
 
 # Suites of all test programs, and those for which Python's environment is made.
-of_programs=(unit conformance integration bench deploy attack hosts gpu model nightly)
+of_programs=(unit conformance integration deploy attack hosts gpu model nightly)
 of_python=(python hosts gpu nightly)
 jobs=$(nproc)
 began=$SECONDS
@@ -200,9 +200,9 @@ suite_quick() {
 }
 suite_model() { labelled_suite model 1; }
 suite_nightly() {
-  labelled_suite nightly 1 -I "${part%/*},,${part#*/}"
   await_environment python_env || return 0
-  run_pytest nightly -n 2 -m nightly "--part=$part"
+  labelled_suite nightly 1 -I "${part%/*},,${part#*/}"
+  python_tests nightly -m nightly "--part=$part"
 }
 
 suite_deploy() {
@@ -226,16 +226,21 @@ run_pytest() {
     tests_ended pytest "${PIPESTATUS[0]}" 1
 }
 
-# Two processes, each with a server of its own: more would be in each other's way.
+# python_tests SUITE PYTEST_ARGUMENT...: two processes, each with a server of its own: more would be in each other's way.
+python_tests() {
+  local without=()
+  if ! nvidia-smi -L >/dev/null 2>&1; then without=(--ignore-glob='*/test_cuda*.py'); fi
+  run_pytest "$1" -n 2 "${without[@]}" "${@:2}"
+}
+
 suite_python() {
-  local venv=$repo_root/build/venv without=()
+  local venv=$repo_root/build/venv
   await_environment python_env || return 0
   needs_build || return 0
   check "$log_dir/check-ruff.log" "Style of the Python package" "$venv/bin/ruff" check client/python bench
   check "$log_dir/check-ruff-format.log" "Layout of the Python package" "$venv/bin/ruff" format --check client/python bench
   check "$log_dir/check-mypy.log" "Types of the Python package" env -C client/python "$venv/bin/mypy"
-  if ! nvidia-smi -L >/dev/null 2>&1; then without=(--ignore-glob='*/test_cuda*.py'); fi
-  run_pytest python -n 2 "${without[@]}"
+  python_tests python -m "not nightly"
 }
 
 suite_asan() {
@@ -367,7 +372,7 @@ run_suite() (
 
 # What has passed and has not changed since: tests/test_main.cc.
 export LOSSD_UNCHANGED=pass
-if wants python quick "${of_programs[@]}"; then suites=(build "${suites[@]}"); fi
+if wants python bench quick "${of_programs[@]}"; then suites=(build "${suites[@]}"); fi
 
 # The package's tests run beside others, which wait for half of their time; what they print is shown in their turn.
 python_beside=

@@ -21,6 +21,16 @@ if importlib.util.find_spec("torch") is not None:
 _numbers = itertools.count()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="1/1", help="K/N: of the tests that are to run, every N-th, beginning with the K-th")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part, parts = (int(number) for number in config.getoption("--part").split("/"))
+    items[:] = items[part - 1 :: parts]
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[lossd.Server]:
     device = os.environ.get("LOSSD_TEST_DEVICE", "cpu")
