@@ -203,10 +203,11 @@ class CallLog(unittest.TestCase):
                 return session
 
             def rejected():
-                return [line for line in map(json.loads, server.log().splitlines())
-                        if line["event"] == "a chunk was rejected"]
+                return [line for line in server.log_lines() if line["event"] == "a chunk was rejected"]
+
             session = send("noisy", "a", range(1, 301))
             send("quiet", "b", [1])
+            server.wait_until(lambda: any(line["head"] == "quiet" for line in rejected()), "the line of the quiet head")
             found = rejected()
             self.assertNotIn(session.session_id, server.log())
         first, last = found[0], found[-1]

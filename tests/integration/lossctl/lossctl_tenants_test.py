@@ -97,7 +97,7 @@ class LoadOnServer(LossctlTest):
         self.write("logged", {TENSOR: ("F32", [V, H], small_floats(1))})
         self.create("logged")
         self.succeed("head", "load", "logged", "logged", "--on-server")
-        self.assertRegex(self.server.log(), 'loaded weights head="logged" path="logged" tensor="lm_head.weight"')
+        self.server.await_log('loaded weights head="logged" path="logged" tensor="lm_head.weight"')
 
 
 class NoVolume(LossctlTest):

@@ -157,7 +157,7 @@ class Checkpoints(unittest.TestCase):
                 self.assertEqual(list(self.save(channel, tag).deleted), deleted, tag)
             self.assertEqual(self.tags(channel, "h"), {"best", "best-1", "step-3", "step-30"})
             self.assertEqual(self.tags(channel, "other"), {"step-1"})
-            self.assertIn('head="h" tags=["step-2"] because_of="step-30"', server.log())
+            server.await_log('head="h" tags=["step-2"] because_of="step-30"')
             server.stop()
         # The drain's own is neither counted nor deleted.
         with self.server("--checkpoint_keep=1", "--restore") as server, connect(server) as channel:
@@ -255,7 +255,7 @@ class Checkpoints(unittest.TestCase):
     def test_a_drained_server_is_continued_once(self):
         session = self.drained(lambda server, _: server.signal(15))
         with self.server("--restore") as server, connect(server) as channel:
-            self.assertIn("going on where the last server was drained", server.log())
+            server.await_log("going on where the last server was drained")
             self.assertNotIn("drain.json", self.files())
             again = open_session(channel, "h", "k")
             self.assertEqual((again.session_id, again.incarnation, again.restores),

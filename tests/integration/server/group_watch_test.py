@@ -116,7 +116,7 @@ class Stuck(Watch):
     """A rank's heartbeats come, and its executor does not come on."""
 
     def test_the_server_is_not_ready_and_says_which_rank_and_at_what(self):
-        self.start("cpu,cpu", "--health_listen=127.0.0.1:0", "--rank_timeout=1s")
+        self.start("cpu,cpu", "--health_listen=127.0.0.1:0", "--rank_timeout=2s")
         create_head(self.channel, "h", VOCAB, HIDDEN)
         weights = self.read_weights()
         self.await_idle()
@@ -139,7 +139,7 @@ class Stuck(Watch):
             self.assertEqual(reading.result(), weights)
         wait_until(lambda: self.health() == SERVING)
         wait_until(lambda: not any(rank.command or rank.stuck for rank in self.ranks()))
-        self.assertIn("all ranks come on", self.server.log())
+        self.server.await_log("all ranks come on")
         self.assertEqual(self.pids(), pids, "nobody was killed for it")
         self.assertEqual(self.server.stop(), 0)
 
