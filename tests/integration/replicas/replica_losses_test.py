@@ -46,6 +46,9 @@ class Losses(TestCase):
 
         reached = self.reach(servers)
         losses, final, sessions = self.trained(reached, self.STEPS, keys, kill_in_some_steps)
+        for thread in threads:
+            thread.join()
+        servers.start()
         expected_losses, expected_final = self.trained_by_one(self.STEPS, keys)
         self.assertEqual(len(kills), 7)
         self.assert_close(losses, expected_losses, "losses")
