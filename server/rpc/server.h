@@ -4,6 +4,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,6 +25,7 @@
 #include "server/rpc/services/head_service.h"
 #include "server/rpc/services/loss_service.h"
 #include "server/rpc/services/region_service.h"
+#include "server/rpc/services/row_stream_reactor.h"
 #include "server/rpc/services/status_service.h"
 #include "server/rpc/transport/access.h"
 #include "server/rpc/transport/region_socket.h"
@@ -35,10 +37,11 @@ namespace lossd::rpc {
 struct ServerOptions {
   // One or more, with commas: host:port, where port 0 takes a free one, or unix:PATH.
   std::string listen = "127.0.0.1:50051";
-  TlsFiles tls = {};                    // of host:port; a socket file is guarded by its permissions
-  std::string region_socket_dir = {};   // RegionSocket's, if the engine has regions
-  std::string weights_dir = {};         // WeightLoader's folder
-  std::function<void()> on_drain = {};  // StatusService's
+  TlsFiles tls = {};                   // of host:port; a socket file is guarded by its permissions
+  std::string region_socket_dir = {};  // RegionSocket's, if the engine has regions
+  std::string weights_dir = {};        // WeightLoader's folder
+  int64_t row_message_bytes = kRowMessageBytes;
+  std::function<void()> on_drain = {};              // StatusService's
   telemetry::ServiceCounters* counters = nullptr;   // of MethodNames(); outlives the server
   std::shared_ptr<AccessControl> access = nullptr;  // who is let in; null: everybody
   ConnectionLimits connections = {};

@@ -81,6 +81,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GradientService::ReadGradient(
   source.range = *range;
   source.row_bytes = head->config().hidden_size * kernels::SizeOf(*type);
   source.bias_row_bytes = BiasRowBytes(head->config());
+  source.message_bytes = row_message_bytes_;
   source.read = [head, flush_id = request.flush_id(), type = *type](int64_t first_row, int64_t rows,
                                                                     engine::RowsOut out,
                                                                     std::function<void(absl::Status)> done) {

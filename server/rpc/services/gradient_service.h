@@ -2,6 +2,8 @@
 #ifndef LOSSD_SERVER_RPC_SERVICES_GRADIENT_SERVICE_H_
 #define LOSSD_SERVER_RPC_SERVICES_GRADIENT_SERVICE_H_
 
+#include <cstdint>
+
 #include "lossd/v1/gradient.grpc.pb.h"
 #include "server/engine/engine.h"
 #include "server/rpc/services/strict_service.h"
@@ -16,7 +18,8 @@ using GradientServiceCalls = v1::GradientService::WithRawCallbackMethod_ReadGrad
 
 class GradientService final : public StrictService<GradientServiceCalls> {
  public:
-  explicit GradientService(engine::Engine* engine) : engine_(engine) {
+  GradientService(engine::Engine* engine, int64_t row_message_bytes)
+      : engine_(engine), row_message_bytes_(row_message_bytes) {
     TakeKnownRequestsOnly(&engine->counters(), &GradientService::BeginFlush, &GradientService::CommitFlush,
                           &GradientService::AbortFlush, &GradientService::GradientStats,
                           &GradientService::ApplyStep);
@@ -42,6 +45,7 @@ class GradientService final : public StrictService<GradientServiceCalls> {
 
  private:
   engine::Engine* const engine_;
+  const int64_t row_message_bytes_;
 };
 
 }  // namespace lossd::rpc

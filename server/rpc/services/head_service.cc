@@ -85,8 +85,8 @@ class LoadWeightsReactor final : public grpc::ServerUnaryReactor {
 
 }  // namespace
 
-HeadService::HeadService(engine::Engine* engine, std::string weights_dir)
-    : engine_(engine), loader_(engine, std::move(weights_dir)) {
+HeadService::HeadService(engine::Engine* engine, std::string weights_dir, int64_t row_message_bytes)
+    : engine_(engine), loader_(engine, std::move(weights_dir)), row_message_bytes_(row_message_bytes) {
   // ListHeads, GetHead and ListCheckpoints only ask what there is.
   TakeKnownRequestsOnly(&engine->counters(), &HeadService::CreateHead, &HeadService::DeleteHead,
                         &HeadService::BeginWrite, &HeadService::CommitWrite, &HeadService::LoadWeights,
@@ -256,6 +256,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HeadService::ReadWeights(grpc::Callb
   source.range = *range;
   source.row_bytes = config.hidden_size * kernels::SizeOf(*type);
   source.bias_row_bytes = BiasRowBytes(config);
+  source.message_bytes = row_message_bytes_;
   const auto version = std::make_shared<uint64_t>(0);  // of the first piece; the others must be of the same
   source.read = [head, type = *type, version, demanded = request.weight_version()](
                     int64_t first_row, int64_t rows, engine::RowsOut out,

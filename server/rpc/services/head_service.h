@@ -2,6 +2,7 @@
 #ifndef LOSSD_SERVER_RPC_SERVICES_HEAD_SERVICE_H_
 #define LOSSD_SERVER_RPC_SERVICES_HEAD_SERVICE_H_
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
@@ -36,7 +37,7 @@ using HeadServiceCalls = v1::HeadService::WithRawCallbackMethod_WriteWeights<
 class HeadService final : public StrictService<HeadServiceCalls> {
  public:
   // `weights_dir`: WeightLoader's folder.
-  HeadService(engine::Engine* engine, std::string weights_dir);
+  HeadService(engine::Engine* engine, std::string weights_dir, int64_t row_message_bytes);
 
   // Before the first call, if there are replicas: what heads are told of is theirs, too. It outlives this.
   void SetPlacer(SessionPlacer* placer) { placer_ = placer; }
@@ -105,6 +106,7 @@ class HeadService final : public StrictService<HeadServiceCalls> {
   engine::Engine* const engine_;
   SessionPlacer* placer_ = nullptr;  // null: there are no replicas
   const WeightLoader loader_;
+  const int64_t row_message_bytes_;
   RateLimit save_failures_{10, 1};  // lines about them; of disk_'s one thread
   engine::WorkerPool disk_{1};      // checkpoints are made, heads deleted and parked, one at a time
   engine::WorkerPool memory_{1};    // heads are created one at a time, which may take seconds

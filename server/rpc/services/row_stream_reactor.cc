@@ -9,14 +9,12 @@
 namespace lossd::rpc {
 namespace {
 
-// Below the 4 MiB that gRPC clients accept by default.
-constexpr int64_t kStreamedBytes = int64_t{2} << 20;
 constexpr int64_t kMostPieces = 3;  // sent, read, and being read
 
 int64_t RowBytes(const RowStreamReactor::Source& source) { return source.row_bytes + source.bias_row_bytes; }
 
 int64_t RowsOfPiece(const RowStreamReactor::Source& source) {
-  return std::max<int64_t>(1, kStreamedBytes / RowBytes(source));
+  return std::max<int64_t>(1, source.message_bytes / RowBytes(source));
 }
 
 }  // namespace

@@ -26,6 +26,9 @@ inline int64_t BiasRowBytes(const engine::HeadConfig& head) {
   return head.bias ? kernels::SizeOf(kernels::DataType::kFloat32) : 0;
 }
 
+// A message of rows has so many: fewer than the 4 MiB that gRPC clients accept by default.
+inline constexpr int64_t kRowMessageBytes = int64_t{2} << 20;
+
 // Owns itself until gRPC is done.
 class RowStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
@@ -34,6 +37,7 @@ class RowStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
     RowRange range;
     int64_t row_bytes = 0;
     int64_t bias_row_bytes = 0;  // 0: there is none
+    int64_t message_bytes = kRowMessageBytes;
     // Fills `out` (rows * row_bytes bytes and rows * bias_row_bytes) and calls `done` once, on any thread.
     std::function<void(int64_t first_row, int64_t rows, engine::RowsOut out,
                        std::function<void(absl::Status)> done)>

@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/integration/client/session_fixture.h"
-#include "tests/unit/client/session_data.h"
+#include "tests/support/session_data.h"
+#include "tests/support/session_fixture.h"
 
 namespace lossd::testing::double_buffer_test {
 namespace {
@@ -115,6 +115,30 @@ TEST_F(ClientDoubleBufferTest, AFlushThatAnotherProcessEndsLeavesNoWrongHint) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(server_.observed().chunks.back().generation(), 1U);
   EXPECT_EQ(server_.observed().streams, 2) << "refused once";
+}
+
+TEST_F(ClientDoubleBufferTest, AnAbortBehindALostAnswerCountsEveryChunkOnce) {
+  Session session = Open();
+  Data data(4);
+  Data during(10, 2);
+  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+  const SessionMarks marks = session.marks();
+  const auto flushed = head_->Flush({.commit = false}, {&marks, 1}, gradient_.data());
+  ASSERT_TRUE(flushed.ok()) << flushed.status();
+  server_.recorder().on_chunk = [this](int, uint64_t sequence, int attempt) {
+    if (sequence == 4 && attempt == 0) return Fate::kCutBeforeAnswer;
+    if (sequence == 4 && attempt == 1) {
+      server_.AwaitApplied(4);
+      server_.Abort();
+    }
+    return Fate::kTake;
+  };
+  const auto result = session.Compute(during.batch(), during.outputs());
+  ASSERT_TRUE(result.ok()) << result.status();
+  std::vector<float> window = data.Window();
+  during.AddTo(&window, 0, 10);
+  EXPECT_EQ(server_.window(), window);
+  during.ExpectOutputs();
 }
 
 }  // namespace

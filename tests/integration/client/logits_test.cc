@@ -1,4 +1,5 @@
-// Head::Logits: what is refused, the calls that rows are asked for in, and what these have in common.
+// Head::Logits: what is refused, the calls that rows are asked for in, and what these have in common, also at
+// a server that does not stay the same between two of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/integration/client/session_fixture.h"
-#include "tests/unit/client/session_data.h"
+#include "tests/support/session_data.h"
+#include "tests/support/session_fixture.h"
 
 namespace lossd::testing::logits_test {
 namespace {
@@ -49,6 +50,29 @@ TEST_F(LogitsTest, MoreElementsThanAnyArrayHasAreRefused) {
       head_->Logits({.rows = rows, .hidden_states = hidden.data()}, {.top_k = 8, .top_tokens = tokens});
   EXPECT_EQ(version.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(version.status().message()), HasSubstr("rows is 2305843009213693953 and top_k 8"));
+}
+
+TEST_F(LogitsTest, AServerThatStartedAgainMeanwhileIsAskedForAllRows) {
+  server_.options.engine.chunk_limits.max_chunk_tokens = 2;
+  server_.set_weights(std::vector<float>(kVocab * kHidden, 1));
+  server_.recorder().before_call = [this](const std::string& method, int number) {
+    if (method == "Logits" && number == 3) server_.Restart();  // with weights that are all 0
+  };
+  ASSERT_TRUE(Read().ok());
+  const std::vector<int64_t> rows = server_.observed().logits_rows;
+  ASSERT_GE(rows.size(), 6U) << "the third call may have been made again";
+  EXPECT_THAT(std::vector<int64_t>(rows.end() - 3, rows.end()), ElementsAre(2, 2, 1));
+  EXPECT_THAT(logits_, Each(0.0F));
+}
+
+TEST_F(LogitsTest, SoIsOneThatRestoredACheckpointThoughTheVersionIsTheSame) {
+  server_.options.engine.chunk_limits.max_chunk_tokens = 2;
+  int calls = 0;
+  server_.recorder().Edit<v1::LogitsResponse>("Logits", [&calls](auto* response) {
+    if (++calls >= 2) response->set_restores(1);
+  });
+  ASSERT_TRUE(Read(/*weight_version=*/1).ok());
+  EXPECT_THAT(server_.observed().logits_rows, ElementsAre(2, 2, 2, 2, 1));
 }
 
 }  // namespace

@@ -5,14 +5,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "lossd/client.h"
 #include "server/engine/engine.h"
-#include "tests/integration/client/session_fixture.h"
-#include "tests/unit/client/session_data.h"
+#include "tests/support/session_data.h"
+#include "tests/support/session_fixture.h"
+#include "tests/support/wait.h"
 
 namespace lossd::session_hold_test {
 namespace {
@@ -74,7 +74,7 @@ class SessionHoldTest : public SessionTest {
     chunk.hidden_states = engine::Payload::Of(std::string(static_cast<size_t>(tokens * kRowBytes), '\0'));
     auto piece = held->Copy(chunk);
     // The engine is idle a moment before its last chunks let go of their hidden states.
-    for (; !piece.has_value(); piece = held->Copy(chunk)) std::this_thread::yield();
+    testing::Await("room", [&] { return piece.has_value() || (piece = held->Copy(chunk)).has_value(); });
     held->Add(*std::move(piece));
   }
   std::shared_ptr<engine::HeldHiddenStates> HeldOf(const std::string& session_id) {

@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/client/session_fixture.h"
-#include "tests/unit/client/session_data.h"
+#include "tests/support/session_data.h"
+#include "tests/support/session_fixture.h"
 
 namespace lossd::session_ignored_test {
 namespace {
 
 using testing::Data;
+using testing::Fate;
 using testing::kHidden;
 using testing::SessionTest;
 
@@ -185,6 +186,20 @@ TEST_F(SessionIgnoredTest, ARejectedChunkIsNamedByItsPlaceInTheBatch) {
   const auto result = session.Compute(data.batch(), data.outputs());
   EXPECT_NE(std::string(result.status().message()).find("tokens [4, 6)"), std::string::npos)
       << result.status();
+}
+
+TEST_F(SessionIgnoredTest, ACutStreamSendsTheSameTokensAgain) {
+  Session session = Open();
+  for (const Fate fate : {Fate::kCutBeforeTaking, Fate::kCutBeforeAnswer, Fate::kCutAfterAnswer}) {
+    const uint64_t accepted = session.marks().lanes[0].accepted;
+    Script(accepted + 2, fate);
+    Data data(11, 3);
+    Ignore(&data, 7, 3);
+    const auto result = session.Compute(data.batch(), data.outputs());
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->valid_tokens, CountValid(data.labels));
+    ExpectOutputs(data);
+  }
 }
 
 }  // namespace

@@ -6,57 +6,45 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <set>
+#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "lossd/client.h"
-#include "tests/integration/client/session_fixture.h"
-#include "tests/unit/client/session_data.h"
+#include "tests/support/session_data.h"
+#include "tests/support/session_fixture.h"
+#include "tests/support/wait.h"
 
 namespace lossd::session_lanes_test {
 namespace {
 
 using testing::Data;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::kHeadName;
 using testing::kHidden;
 using testing::kTokensPerChunk;
 using testing::kVocab;
-using testing::SessionTest;
+using testing::LanesTest;
 using ::testing::UnorderedElementsAre;
 
-constexpr int32_t kLanes = 4;
-constexpr int64_t kChunks =
-    10;  // of the batch that most tests send: lanes 0 and 1 have three, the others two
-constexpr int64_t kTokens = kChunks * kTokensPerChunk;
-
-using Sequences = std::vector<uint64_t>;
-
-Sequences AcceptedOf(const Session& session) {
-  Sequences accepted;
-  for (const LaneMarks& lane : session.marks().lanes) accepted.push_back(lane.accepted);
-  return accepted;
-}
-
-class SessionLanesTest : public SessionTest {
+class SessionLanesTest : public LanesTest {
  protected:
-  Session OpenLanes(const std::string& client_key = "trainer") { return Open(client_key, kLanes); }
-
-  // Every chunk that arrived was the one that this lane and sequence stand for.
-  void ExpectPlaces() const {
-    const auto observed = server_.observed();
-    for (size_t i = 0; i < observed.chunks.size(); ++i) {
-      const auto& chunk = observed.chunks[i];
-      const int64_t index = static_cast<int64_t>(chunk.sequence() - 1) * kLanes + observed.chunk_lanes[i];
-      EXPECT_EQ(chunk.first_token(), index * kTokensPerChunk);
-    }
+  // Chunks of all lanes but this one.
+  int64_t SentBesides(int lane) const {
+    return static_cast<int64_t>(server_.observed().chunks.size()) - Sent(lane);
   }
 };
+INSTANTIATE_TEST_SUITE_P(OneAndSeveral, SessionLanesTest, ::testing::Values(1, 4));
 
-TEST_F(SessionLanesTest, BatchIsDealtOutToTheLanesInTurnAndComesBackWhole) {
+class FourLanesTest : public SessionLanesTest {};
+INSTANTIATE_TEST_SUITE_P(Four, FourLanesTest, ::testing::Values(4));
+
+TEST_P(SessionLanesTest, BatchIsDealtOutToTheLanesInTurnAndComesBackWhole) {
   Session session = OpenLanes();
   Data data(kTokens);
   const auto result = session.Compute(data.batch(), data.outputs());
@@ -65,21 +53,53 @@ TEST_F(SessionLanesTest, BatchIsDealtOutToTheLanesInTurnAndComesBackWhole) {
   EXPECT_EQ(server_.window(), data.Window());
   EXPECT_EQ(result->chunks, kChunks);
   EXPECT_EQ(result->valid_tokens, kTokens);
-  EXPECT_THAT(result->first_sequences, ElementsAre(1, 1, 1, 1));
-  EXPECT_THAT(AcceptedOf(session), ElementsAre(3, 3, 2, 2));
+  EXPECT_THAT(result->first_sequences, Each(1U));
+  EXPECT_EQ(AcceptedOf(session), Dealt());
   ExpectPlaces();
 
   Data next(3 * kTokensPerChunk, 2);
   const auto second = session.Compute(next.batch(), next.outputs());
   ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_THAT(second->first_sequences, ElementsAre(4, 4, 3, 3));
-  EXPECT_THAT(AcceptedOf(session), ElementsAre(4, 4, 3, 2));
+  next.ExpectOutputs();
+  EXPECT_EQ(second->first_sequences, Dealt(kChunks, 1));
+  std::vector<uint64_t> accepted = Dealt();
+  for (size_t lane = 0; lane < accepted.size(); ++lane) accepted[lane] += Dealt(3)[lane];
+  EXPECT_EQ(AcceptedOf(session), accepted);
   std::vector<float> window = data.Window();
   next.AddTo(&window, 0, next.labels.size());
   EXPECT_EQ(server_.window(), window);
+  EXPECT_EQ(server_.observed().streams, lanes_);
 }
 
-TEST_F(SessionLanesTest, OnlyABatchThatNeedsThemConnectsTheOtherLanes) {
+TEST_P(FourLanesTest, LaneThatIsNotReadHoldsUpNoOther) {
+  for (int slow = 0; slow < lanes_; ++slow) {
+    const int64_t others = kChunks - (slow < 2 ? 3 : 2);
+    server_.BeforeOf(slow, 1, [this, slow, others, before = SentBesides(slow)] {
+      testing::Await("the other lanes", [&] { return SentBesides(slow) - before == others; });
+    });
+    Session session = OpenLanes("slow-" + std::to_string(slow));
+    Data data(kTokens);
+    const auto result = session.Compute(data.batch(), data.outputs());
+    ASSERT_TRUE(result.ok()) << result.status();
+    data.ExpectOutputs();  // although the first chunks came last
+  }
+}
+
+TEST_P(FourLanesTest, LaneWhoseCreditIsUsedUpHoldsUpNoOther) {
+  constexpr int64_t kPayload = kTokensPerChunk * (8 + 4 + 2 * kHidden * 4);
+  server_.options.engine.lane_credit_bytes = 2 * kPayload;
+  server_.recorder().before_answer = [this](int lane, uint64_t sequence) {
+    if (lane != 1 || sequence != 2) return;
+    testing::Await("the other lanes", [this] { return SentBesides(1) == 30; });
+  };
+  Session session = OpenLanes();
+  Data data(10 * lanes_ * kTokensPerChunk);
+  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+  data.ExpectOutputs();
+  EXPECT_EQ(server_.window(), data.Window());
+}
+
+TEST_P(FourLanesTest, OnlyABatchThatNeedsThemConnectsTheOtherLanes) {
   Session session = OpenLanes();
   Data small(kTokensPerChunk);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(session.Compute(small.batch(), small.outputs()).ok());
@@ -93,33 +113,41 @@ TEST_F(SessionLanesTest, OnlyABatchThatNeedsThemConnectsTheOtherLanes) {
 
 // What concerns all lanes
 
-TEST_F(SessionLanesTest, RejectedChunkIsNamedByLaneAndTheOthersCount) {
+TEST_P(SessionLanesTest, RejectedChunkIsNamedByLaneAndTheOthersCount) {
   Session session = OpenLanes();
   Data data(kTokens);
   Data bad = data;
-  bad.hidden[4 * kHidden] = bad.hidden[8 * kHidden] = INFINITY;  // of lane 2, sequence 1; lane 0, sequence 2
+  bad.hidden[4 * kHidden] = bad.hidden[8 * kHidden] = INFINITY;  // of chunks 2 and 4
   const auto result = session.Compute(bad.batch(), data.outputs());
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
   const std::string message(result.status().message());
-  EXPECT_THAT(message, HasSubstr("tokens [4, 6) (lane 2, sequence 1)"));  // the first of the batch
+  EXPECT_THAT(message, HasSubstr(absl::StrCat("tokens [4, 6) (lane ", 2 % lanes_, ", sequence ",
+                                              2 / lanes_ + 1, ")")));  // the first of the batch
+  EXPECT_THAT(message, HasSubstr("non-finite"));
   EXPECT_THAT(message, HasSubstr("2 of the batch's 10 chunks were rejected"));
-  data.ExpectOutputs(0, 4);
-  data.ExpectOutputs(6, 8);
-  data.ExpectOutputs(10, kTokens);
+  std::vector<float> window(kVocab * kHidden, 0.0F);
+  for (const auto& [begin, end] : {std::pair(0, 4), std::pair(6, 8), std::pair(10, 20)}) {
+    data.ExpectOutputs(static_cast<size_t>(begin), static_cast<size_t>(end));
+    data.AddTo(&window, static_cast<size_t>(begin), static_cast<size_t>(end));
+  }
   EXPECT_EQ(data.losses[4], -1.0F);
+  EXPECT_EQ(server_.window(), window);
+  // The correction takes new sequences.
   const auto corrected = session.Compute(data.batch(), data.outputs());
   ASSERT_TRUE(corrected.ok()) << corrected.status();
-  EXPECT_THAT(corrected->first_sequences, ElementsAre(4, 4, 3, 3));
+  EXPECT_EQ(corrected->first_sequences, Dealt(kChunks, 1));
 }
 
-TEST_F(SessionLanesTest, LaneTakenOverByAnotherStreamEndsTheBatchAndNoneIsTakenBack) {
-  server_.BeforeOf(2, 1, [this] { server_.TakeLane(2); });
+TEST_P(SessionLanesTest, LaneTakenOverByAnotherStreamEndsTheBatchAndNoneIsTakenBack) {
+  const int lane = lanes_ / 2;
+  server_.BeforeOf(lane, lane == 0 ? 2 : 1, [this, lane] { server_.TakeLane(lane); });
   Session session = OpenLanes();
   Data data(kTokens);
   const auto result = session.Compute(data.batch(), data.outputs());
   EXPECT_EQ(result.status().code(), absl::StatusCode::kAborted) << result.status();
   EXPECT_THAT(std::string(result.status().message()),
               HasSubstr("taken over by another stream with client_key 'trainer'"));
+  EXPECT_FALSE(IsWindowLost(result.status()));
   auto lanes = server_.observed().stream_lanes;
   std::sort(lanes.begin(), lanes.end());
   EXPECT_EQ(std::adjacent_find(lanes.begin(), lanes.end()), lanes.end()) << "a lane was attached twice";
@@ -127,7 +155,7 @@ TEST_F(SessionLanesTest, LaneTakenOverByAnotherStreamEndsTheBatchAndNoneIsTakenB
 
 // Generations
 
-TEST_F(SessionLanesTest, AllLanesFollowAFlushBySomebodyElseIntoOneWindow) {
+TEST_P(SessionLanesTest, AllLanesFollowAFlushBySomebodyElseIntoOneWindow) {
   Session session = OpenLanes();
   Data data(kTokens);
   ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
@@ -137,7 +165,7 @@ TEST_F(SessionLanesTest, AllLanesFollowAFlushBySomebodyElseIntoOneWindow) {
   ASSERT_TRUE(head.ok());
   std::vector<float> gradient(kVocab * kHidden);
   const SessionMarks marks = session.marks();
-  ASSERT_EQ(marks.lanes.size(), static_cast<size_t>(kLanes));
+  ASSERT_EQ(marks.lanes.size(), static_cast<size_t>(lanes_));
   ASSERT_TRUE(head->Flush({}, {&marks, 1}, gradient.data()).ok());
   EXPECT_EQ(gradient, data.Window());
 
@@ -146,17 +174,22 @@ TEST_F(SessionLanesTest, AllLanesFollowAFlushBySomebodyElseIntoOneWindow) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->repeated_chunks, 0);
   EXPECT_EQ(server_.window(), next.Window());
-  EXPECT_THAT(AcceptedOf(session), ElementsAre(6, 6, 4, 4));
+  EXPECT_EQ(server_.observed().chunks.back().generation(), 2U);
+  std::vector<uint64_t> twice = Dealt();
+  for (uint64_t& chunks : twice) chunks *= 2;
+  EXPECT_EQ(AcceptedOf(session), twice);
 }
 
-TEST_F(SessionLanesTest, FlushInTheMiddleOfABatchIsAnErrorWhateverLaneMeetsItFirst) {
-  for (int lane = 0; lane < kLanes; ++lane) {
+TEST_P(SessionLanesTest, FlushInTheMiddleOfABatchIsAnErrorWhateverLaneMeetsItFirst) {
+  for (int lane = 0; lane < lanes_; ++lane) {
     server_.BeforeOf(lane, 2, [this, before = server_.Applied()] { server_.FlushAfter(before + 1); });
     Session session = OpenLanes("flushed-" + std::to_string(lane));
     Data data(kTokens);
     const auto result = session.Compute(data.batch(), data.outputs());
     EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition) << result.status();
-    EXPECT_THAT(std::string(result.status().message()), HasSubstr("of its 10 chunks are in that window"));
+    EXPECT_THAT(std::string(result.status().message()),
+                HasSubstr(lanes_ == 1 ? "1 of its 10 chunks are in that window"
+                                      : "of its 10 chunks are in that window"));
     EXPECT_EQ(server_.window(), std::vector<float>(kVocab * kHidden, 0.0F)) << "two windows have parts";
   }
 }
@@ -174,15 +207,7 @@ class LanesFlushTest : public SessionLanesTest {
 
     absl::StatusOr<BatchResult> result = absl::UnknownError("not done");
     std::thread compute([&] { result = session.Compute(next->batch(), next->outputs()); });
-    const auto waits = [this] {  // every lane was refused in 1 and waits in 2
-      const auto observed = server_.observed();
-      std::set<int> lanes;
-      for (size_t i = 0; i < observed.chunks.size(); ++i) {
-        if (observed.chunks[i].generation() == 2) lanes.insert(observed.chunk_lanes[i]);
-      }
-      return lanes.size() == kLanes;
-    };
-    while (!waits()) std::this_thread::yield();
+    AwaitNextWindow(static_cast<size_t>(lanes_));
     EXPECT_TRUE(end(flushed->flush_id).ok());
     compute.join();
     ASSERT_TRUE(result.ok()) << result.status();
@@ -192,16 +217,18 @@ class LanesFlushTest : public SessionLanesTest {
 
   Data data_{kTokens};
 };
+INSTANTIATE_TEST_SUITE_P(OneAndSeveral, LanesFlushTest, ::testing::Values(1, 4));
 
-TEST_F(LanesFlushTest, BatchDuringAFlushWaitsForTheNextWindow) {
+TEST_P(LanesFlushTest, BatchDuringAFlushWaitsForTheNextWindow) {
   Data next(kTokens, 2);
   ComputeDuringFlush([this](const std::string& id) { return head_->CommitFlush(id); }, &next);
   EXPECT_EQ(server_.window(), next.Window());
 }
 
-TEST_F(LanesFlushTest, BatchDuringAnAbortedFlushReturnsToTheOldWindow) {
+TEST_P(LanesFlushTest, BatchDuringAnAbortedFlushReturnsToTheOldWindow) {
   Data next(kTokens, 2);
   ComputeDuringFlush([this](const std::string& id) { return head_->AbortFlush(id); }, &next);
+  EXPECT_EQ(server_.observed().chunks.back().generation(), 1U);
   std::vector<float> window = data_.Window();
   next.AddTo(&window, 0, kTokens);
   EXPECT_EQ(server_.window(), window);
@@ -209,7 +236,7 @@ TEST_F(LanesFlushTest, BatchDuringAnAbortedFlushReturnsToTheOldWindow) {
 
 // Restarted clients
 
-TEST_F(SessionLanesTest, RestartedClientTakesOverEveryLaneAtOnce) {
+TEST_P(SessionLanesTest, RestartedClientTakesOverEveryLaneAtOnce) {
   Data data(kTokens);
   {
     Session session = OpenLanes("rank-0");
@@ -217,15 +244,18 @@ TEST_F(SessionLanesTest, RestartedClientTakesOverEveryLaneAtOnce) {
   }
   const size_t before = server_.observed().stream_lanes.size();
   Session session = OpenLanes("rank-0");
-  EXPECT_EQ(server_.observed().stream_lanes.size(), before + kLanes);
-  EXPECT_THAT(AcceptedOf(session), ElementsAre(3, 3, 2, 2));
+  EXPECT_EQ(server_.observed().stream_lanes.size(), before + static_cast<size_t>(lanes_));
+  EXPECT_EQ(AcceptedOf(session), Dealt());
   EXPECT_EQ(session.reconnects(), 0);
+  const auto result = session.Compute(data.batch(), data.outputs());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->first_sequences, Dealt(kChunks, 1));
 }
 
-TEST_F(SessionLanesTest, RestartedClientGetsItsLossesAgainWithoutAddingTwice) {
+TEST_P(SessionLanesTest, RestartedClientGetsItsLossesAgainWithoutAddingTwice) {
   Data before(3);
   Data data(kTokens, 3);
-  Sequences position;
+  std::vector<uint64_t> position;
   {
     Session session = OpenLanes("rank-0");
     ASSERT_TRUE(session.Compute(before.batch(), before.outputs()).ok());
@@ -234,14 +264,24 @@ TEST_F(SessionLanesTest, RestartedClientGetsItsLossesAgainWithoutAddingTwice) {
     const auto result = session.Compute(batch, {});
     ASSERT_TRUE(result.ok()) << result.status();
     position = result->first_sequences;
-    EXPECT_THAT(position, ElementsAre(3, 1, 1, 1));
+    std::vector<uint64_t> behind_two_on_the_first_lane(static_cast<size_t>(lanes_), 1);
+    behind_two_on_the_first_lane.front() = 3;
+    EXPECT_EQ(position, behind_two_on_the_first_lane);
   }
   Session session = OpenLanes("rank-0");
-  EXPECT_EQ(session.ResumeAt({1}).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(session.ResumeAt({1, 0, 1, 1}).code(), absl::StatusCode::kInvalidArgument);
-  const absl::Status beyond = session.ResumeAt({1, 1, 3, 1});
+  const auto lane = static_cast<size_t>(lanes_ / 2);
+  const uint64_t next = AcceptedOf(session).at(lane) + 1;
+  std::vector<uint64_t> wrong = position;
+  wrong.push_back(1);
+  EXPECT_EQ(session.ResumeAt(wrong).code(), absl::StatusCode::kInvalidArgument);
+  wrong = position;
+  wrong.at(lane) = 0;
+  EXPECT_EQ(session.ResumeAt(wrong).code(), absl::StatusCode::kInvalidArgument);
+  wrong.at(lane) = next + 1;
+  const absl::Status beyond = session.ResumeAt(wrong);
   EXPECT_EQ(beyond.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(beyond.message()), HasSubstr("sequences[2] is 3; it must be in [1, 2]"));
+  EXPECT_THAT(std::string(beyond.message()), HasSubstr(absl::StrCat("sequences[", lane, "] is ", next + 1,
+                                                                    "; it must be in [1, ", next, "]")));
   ASSERT_TRUE(session.ResumeAt(position).ok());
   const auto result = session.Compute(data.batch(), data.outputs());
   ASSERT_TRUE(result.ok()) << result.status();
@@ -252,7 +292,7 @@ TEST_F(SessionLanesTest, RestartedClientGetsItsLossesAgainWithoutAddingTwice) {
   EXPECT_EQ(server_.window(), window);
 }
 
-TEST_F(SessionLanesTest, NumberOfLanesThatCannotBeIsRefused) {
+TEST_P(FourLanesTest, NumberOfLanesThatCannotBeIsRefused) {
   server_.options.engine.max_lanes = 3;
   Connect();
   EXPECT_EQ(head_->OpenSession({.lanes = -1}).status().code(), absl::StatusCode::kInvalidArgument);

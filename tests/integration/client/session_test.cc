@@ -1,17 +1,21 @@
-// lossd::Session: batches, credit, rejections, generations, restarted clients.
+// lossd::Session: batches, credit, generations.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/client/session_fixture.h"
-#include "tests/unit/client/session_data.h"
+#include "tests/support/session_data.h"
+#include "tests/support/session_fixture.h"
+#include "tests/support/wait.h"
 
 namespace lossd::session_test {
 namespace {
@@ -19,6 +23,7 @@ namespace {
 using testing::Data;
 using ::testing::HasSubstr;
 using testing::kHidden;
+using testing::kTokensPerChunk;
 using testing::kVocab;
 using testing::SessionTest;
 
@@ -62,21 +67,6 @@ TEST_F(SessionTest, ChunksCarryTheBatchsOptionsAndPlaces) {
   EXPECT_EQ(first_tokens, (std::vector<int64_t>{1000, 1003}));  // of tokens 0 2, 3 4
 }
 
-TEST_F(SessionTest, SequencesContinueFromBatchToBatch) {
-  Session session = Open();
-  Data first(4);
-  Data second(3, 1);
-  ASSERT_TRUE(session.Compute(first.batch(), first.outputs()).ok());
-  const auto result = session.Compute(second.batch(), second.outputs());
-  ASSERT_TRUE(result.ok()) << result.status();
-  second.ExpectOutputs();
-  EXPECT_EQ(result->first_sequences.at(0), 3U);
-  std::vector<float> window = first.Window();
-  second.AddTo(&window, 0, 3);
-  EXPECT_EQ(server_.window(), window);
-  EXPECT_EQ(server_.observed().streams, 1);
-}
-
 TEST_F(SessionTest, EmptyBatchSucceedsWithoutACall) {
   Session session = Open();
   const auto result = session.Compute({}, {});
@@ -100,6 +90,7 @@ TEST_F(SessionTest, OutputsMayBeUnwantedOrNarrow) {
   Data data(4);
   ASSERT_TRUE(session.Compute(data.batch(), {}).ok());
   EXPECT_EQ(server_.window(), data.Window());
+  EXPECT_EQ(server_.observed().chunks.back().mode(), v1::COMPUTE_MODE_LOSS_AND_WEIGHT_GRADIENT);
   std::vector<uint16_t> dx(data.hidden.size());
   ASSERT_TRUE(session.Compute(data.batch(), {.dx_type = DataType::kBFloat16, .dx = dx.data()}).ok());
   // Small whole numbers are exact in bfloat16: the upper half of their fp32.
@@ -138,6 +129,32 @@ TEST_F(SessionTest, BadBatchesAreRefusedBeforeAnythingIsSent) {
   EXPECT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
 }
 
+class SessionCreditTest : public SessionTest, public ::testing::WithParamInterface<int32_t> {};
+
+TEST_P(SessionCreditTest, OutstandingPayloadStaysWithinTheCreditOfEachLane) {
+  constexpr int64_t kPayload = kTokensPerChunk * (8 + 4 + 2 * kHidden * 4);  // of one chunk, in and out
+  constexpr int64_t kChunks = 12;                                            // of each lane
+  server_.options.engine.lane_credit_bytes = 3 * kPayload + 5;
+  std::map<int, std::atomic<int64_t>> answered;
+  for (int lane = 0; lane < GetParam(); ++lane) answered[lane] = 0;
+  server_.recorder().before_answer = [&](int lane, uint64_t) {
+    std::atomic<int64_t>& before = answered.at(lane);
+    testing::Await("the credit to be used up", [&] {
+      const auto lanes = server_.observed().chunk_lanes;
+      const int64_t sent = std::count(lanes.begin(), lanes.end(), lane);
+      return sent - before == 3 || sent == kChunks;
+    });
+    ++before;
+  };
+  Session session = Open("trainer", GetParam());
+  Data data(kChunks * GetParam() * kTokensPerChunk);
+  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+  data.ExpectOutputs();
+  EXPECT_EQ(server_.observed().peak_outstanding, 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Lanes, SessionCreditTest, ::testing::Values(1, 4));
+
 TEST_F(SessionTest, OneChunkGoesOutHoweverSmallTheCredit) {
   server_.options.engine.lane_credit_bytes = 1;
   Session session = Open();
@@ -147,32 +164,7 @@ TEST_F(SessionTest, OneChunkGoesOutHoweverSmallTheCredit) {
   EXPECT_EQ(server_.observed().chunks.size(), 3U);  // one token each
 }
 
-// Rejections and generations
-
-TEST_F(SessionTest, RejectedChunkIsNamedAndTheOthersCount) {
-  Session session = Open();
-  Data data(6);
-  data.hidden[2 * kHidden] = std::numeric_limits<float>::infinity();
-  const auto result = session.Compute(data.batch(), data.outputs());
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
-  const std::string message(result.status().message());
-  EXPECT_THAT(message, HasSubstr("tokens [2, 4) (lane 0, sequence 2)"));
-  EXPECT_THAT(message, HasSubstr("non-finite"));
-  EXPECT_THAT(message, HasSubstr("1 of the batch's 3 chunks"));
-  data.ExpectOutputs(0, 2);
-  data.ExpectOutputs(4, 6);
-  EXPECT_EQ(data.losses[2], -1.0F);
-  std::vector<float> window(kVocab * kHidden, 0.0F);
-  data.AddTo(&window, 0, 2);
-  data.AddTo(&window, 4, 6);
-  EXPECT_EQ(server_.window(), window);
-
-  // The correction takes new sequences.
-  Data again(2, 5);
-  const auto corrected = session.Compute(again.batch(), again.outputs());
-  ASSERT_TRUE(corrected.ok()) << corrected.status();
-  EXPECT_EQ(corrected->first_sequences.at(0), 4U);
-}
+// Generations
 
 TEST_F(SessionTest, FollowsAFlushByThisProcessWithoutBeingRefused) {
   Session session = Open();
@@ -185,50 +177,6 @@ TEST_F(SessionTest, FollowsAFlushByThisProcessWithoutBeingRefused) {
   EXPECT_EQ(server_.observed().chunks.back().generation(), 2U);
   EXPECT_EQ(server_.observed().streams, 1);
   EXPECT_EQ(server_.window(), data.Window());
-}
-
-TEST_F(SessionTest, FollowsAFlushBySomebodyElseBetweenBatches) {
-  Session session = Open();
-  Data data(4);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  server_.Before(3, [this] { server_.FlushAfter(2); });
-  const auto result = session.Compute(data.batch(), data.outputs());
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->repeated_chunks, 0);
-  EXPECT_EQ(server_.observed().chunks.back().generation(), 2U);
-  EXPECT_EQ(server_.window(), data.Window());
-}
-
-TEST_F(SessionTest, FlushInTheMiddleOfABatchIsAnErrorThatSaysWhatIsWhere) {
-  server_.Before(3, [this] { server_.FlushAfter(2); });
-  Session session = Open();
-  Data data(10);
-  const auto result = session.Compute(data.batch(), data.outputs());
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition) << result.status();
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("2 of its 5 chunks are in that window"));
-  EXPECT_EQ(server_.window(), std::vector<float>(kVocab * kHidden, 0.0F));
-}
-
-TEST_F(SessionTest, BatchDuringAFlushWaitsForTheNextWindow) {
-  Session session = Open();
-  Data data(4);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  std::vector<float> gradient(kVocab * kHidden);
-  const SessionMarks marks = session.marks();
-  const auto flushed = head_->Flush({.commit = false}, {&marks, 1}, gradient.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-
-  Data next(4, 2);
-  absl::StatusOr<BatchResult> result = absl::UnknownError("not done");
-  std::thread compute([&] { result = session.Compute(next.batch(), next.outputs()); });
-  while (server_.observed().chunks.back().generation() != 2) {
-    std::this_thread::yield();  // refused in 1, waits in 2
-  }
-  EXPECT_TRUE(head_->CommitFlush(flushed->flush_id).ok());
-  compute.join();
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(gradient, data.Window());
-  EXPECT_EQ(server_.window(), next.Window());
 }
 
 // Places are those of a window: one that is open again goes on where it was.
@@ -244,7 +192,7 @@ TEST_F(SessionTest, BatchDuringAnAbortedFlushReturnsToItsPlacesInTheOldWindow) {
   auto flushed = head_->Flush({.commit = false}, {&marks, 1}, gradient.data());
   ASSERT_TRUE(flushed.ok()) << flushed.status();
   std::thread compute([&] { EXPECT_TRUE(session->Compute(data.batch(), data.outputs()).ok()); });
-  while (server_.observed().chunks.back().generation() != 2) std::this_thread::yield();
+  AwaitNextWindow();
   EXPECT_EQ(server_.observed().chunks.back().window_token(), 0);
   EXPECT_TRUE(head_->AbortFlush(flushed->flush_id).ok());
   compute.join();
@@ -257,62 +205,6 @@ TEST_F(SessionTest, BatchDuringAnAbortedFlushReturnsToItsPlacesInTheOldWindow) {
   ASSERT_TRUE(session->Compute(data.batch(), data.outputs()).ok());
   EXPECT_EQ(server_.observed().chunks.back().generation(), 2U);
   EXPECT_EQ(server_.observed().chunks.back().window_token(), 0);
-}
-
-TEST_F(SessionTest, BatchDuringAnAbortedFlushReturnsToTheOldWindow) {
-  Session session = Open();
-  Data data(4);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  std::vector<float> gradient(kVocab * kHidden);
-  const SessionMarks marks = session.marks();
-  const auto flushed = head_->Flush({.commit = false}, {&marks, 1}, gradient.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-
-  Data next(4, 2);
-  absl::StatusOr<BatchResult> result = absl::UnknownError("not done");
-  std::thread compute([&] { result = session.Compute(next.batch(), next.outputs()); });
-  while (server_.observed().chunks.back().generation() != 2) std::this_thread::yield();
-  EXPECT_TRUE(head_->AbortFlush(flushed->flush_id).ok());
-  compute.join();
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(server_.observed().chunks.back().generation(), 1U);
-  std::vector<float> window = data.Window();
-  next.AddTo(&window, 0, 4);
-  EXPECT_EQ(server_.window(), window);
-}
-
-// Restarted clients
-
-TEST_F(SessionTest, RestartedClientLearnsWhereTheServerStands) {
-  Data data(10);
-  {
-    Session session = Open("rank-0");
-    ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  }
-  Session session = Open("rank-0");
-  EXPECT_EQ(session.marks().lanes.at(0).accepted, 5U);
-  Data next(2);
-  const auto result = session.Compute(next.batch(), next.outputs());
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->first_sequences.at(0), 6U);
-}
-
-TEST_F(SessionTest, RestartedClientGetsItsLossesAgainWithoutAddingTwice) {
-  Data data(10);
-  {
-    Session session = Open("rank-0");
-    Data part(6);
-    ASSERT_TRUE(session.Compute(part.batch(), part.outputs()).ok());
-  }
-  Session session = Open("rank-0");
-  EXPECT_EQ(session.ResumeAt({0}).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(session.ResumeAt({5}).code(), absl::StatusCode::kInvalidArgument);
-  ASSERT_TRUE(session.ResumeAt({1}).ok());
-  const auto result = session.Compute(data.batch(), data.outputs());
-  ASSERT_TRUE(result.ok()) << result.status();
-  data.ExpectOutputs();
-  EXPECT_EQ(result->repeated_chunks, 3);
-  EXPECT_EQ(server_.window(), data.Window());
 }
 
 TEST_F(SessionTest, CloseEndsTheSessionAndLaterCallsSaySo) {

@@ -1,9 +1,11 @@
-// Flushing gradients and moving weights.
+// Flushing gradients and moving weights, also where calls are cut, or what comes is damaged.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -13,25 +15,32 @@
 
 #include "lossd/client.h"
 #include "proto/safetensors/safetensors.h"
-#include "tests/integration/client/real_server.h"
-#include "tests/unit/client/session_data.h"
-#include "tests/unit/client/transfer_fixture.h"
+#include "tests/support/call_recorder.h"
+#include "tests/support/real_server.h"
+#include "tests/support/session_data.h"
+#include "tests/support/transfer_fixture.h"
 
 namespace lossd::transfer_test {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::kHeadName;
 using testing::kHidden;
 using testing::kVocab;
 using testing::RealServer;
 using testing::SomeWeights;
+using testing::TransferTest;
 
-class TransferTest : public testing::TransferFixture<RealServer> {};
-
-class BiasTransferTest : public testing::BiasTransferFixture<RealServer> {
+class BiasTransferTest : public TransferTest {
  protected:
   BiasTransferTest() { server_.config.bias = true; }
+
+  static std::vector<float> SomeBias() {
+    std::vector<float> values(kVocab);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = 0.5F + static_cast<float>(i);
+    return values;
+  }
 };
 
 // Flush
@@ -220,5 +229,162 @@ TEST_F(TransferTest, ABiasForAHeadThatHasNoneIsRefused) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("without a bias"));
   }
 }
+
+// Cuts and damage
+
+TEST_F(TransferTest, CutReadResumesAtTheRowReached) {
+  FillWindow();
+  server_.recorder().row_cuts = {4, 4};
+  const auto result = head_->Flush({}, marks_, gradient_.data());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(gradient_, window_);
+  EXPECT_THAT(server_.observed().gradient_first_rows, ElementsAre(0, 4, 4));
+}
+
+TEST_F(TransferTest, WrongChecksumReopensTheWindow) {
+  FillWindow();
+  DamageGradientAt(2);
+  const auto result = head_->Flush({}, marks_, gradient_.data());
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("checksum"));
+  EXPECT_EQ(server_.observed().aborts, 1);
+  EXPECT_EQ(server_.observed().commits, 0);
+  EXPECT_EQ(server_.window(), window_);
+  // Nothing was lost: the next attempt gets it all.
+  damaged_ = false;
+  ASSERT_TRUE(head_->Flush({}, marks_, gradient_.data()).ok());
+  EXPECT_EQ(gradient_, window_);
+}
+
+TEST_F(TransferTest, RowsThatDoNotFollowReopenTheWindow) {
+  FillWindow();
+  server_.recorder().Edit<v1::ReadGradientResponse>("ReadGradient", [](auto* rows) {
+    if (rows->first_row() == 2) rows->set_first_row(3);
+  });
+  EXPECT_EQ(head_->Flush({}, marks_, gradient_.data()).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(server_.observed().aborts, 1);
+  EXPECT_EQ(server_.window(), window_);
+}
+
+TEST_F(TransferTest, ReadThatFailsForGoodReopensTheWindow) {
+  FillWindow();
+  ConnectFor(std::chrono::milliseconds(200));
+  server_.recorder().row_cuts.assign(1000, 2);
+  const auto result = head_->Flush({}, marks_, gradient_.data());
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("gave up at row 2 of 11"));
+  EXPECT_EQ(server_.observed().aborts, 1);
+  EXPECT_EQ(server_.window(), window_);
+}
+
+TEST_F(TransferTest, FailedAbortIsSaid) {
+  FillWindow();
+  server_.recorder().Refuse("AbortFlush", 1, testing::Refused(grpc::StatusCode::INTERNAL));
+  DamageGradientAt(0);
+  const auto result = head_->Flush({}, marks_, gradient_.data());
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("the window stays frozen"));
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr(server_.flush_id()));
+}
+
+TEST_F(TransferTest, LostCommitAnswerIsAskedForAgain) {
+  FillWindow();
+  server_.recorder().LoseAnswers("CommitFlush", 2);
+  const auto result = head_->Flush({}, marks_, gradient_.data());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(gradient_, window_);
+  EXPECT_EQ(server_.observed().commits, 3);
+  EXPECT_EQ(server_.generation(), 2U);  // ended once
+}
+
+// Flush to a file
+
+TEST_F(TransferTest, FlushToFileWritesACompleteFileAndCommitsAfterIt) {
+  FillWindow();
+  const std::string path = directory_ / "gradient.safetensors";
+  server_.recorder().row_cuts = {2};
+  const auto result = head_->FlushToFile({}, marks_, path);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(server_.generation(), 2U);
+  const auto file = SafetensorsFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto tensor = file->Find("lm_head.weight.grad");
+  ASSERT_TRUE(tensor.ok()) << tensor.status();
+  EXPECT_THAT(tensor->shape, ElementsAre(kVocab, kHidden));
+  ASSERT_EQ(tensor->data.size(), window_.size() * sizeof(float));
+  EXPECT_EQ(std::memcmp(tensor->data.data(), window_.data(), tensor->data.size()), 0);
+  EXPECT_EQ(file->metadata().at("generation"), "1");
+  EXPECT_EQ(file->metadata().at("norm"), "1.5");
+  EXPECT_EQ(file->metadata().at("xxh3_64_float32").size(), 16U);
+  EXPECT_EQ(FilesLeft(), std::vector<std::string>{"gradient.safetensors"});
+}
+
+TEST_F(TransferTest, CutWeightWriteIsSentAgain) {
+  server_.recorder().cut_weight_write = [](int message) { return message == 3 || message == 5; };
+  const std::vector<float> weights = SomeWeights();
+  const auto version = head_->WriteWeights(DataType::kFloat32, weights.data());
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(server_.weights(), weights);
+  EXPECT_EQ(server_.observed().weight_write_streams, 3);
+}
+
+TEST_F(TransferTest, CutWeightReadResumesAndWidensHere) {
+  server_.set_weights(SomeWeights());
+  server_.recorder().row_cuts = {4};
+  std::vector<float> weights(kVocab * kHidden);
+  const auto version = head_->ReadWeights(DataType::kFloat32, weights.data());
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(*version, 2U);
+  EXPECT_EQ(weights, SomeWeights());
+}
+
+TEST_F(TransferTest, WeightsThatChangeDuringAReadAreReadFromTheStart) {
+  server_.set_weights(SomeWeights());
+  server_.recorder().row_cuts = {4};
+  server_.recorder().on_row_cut = [this] { server_.Publish(kHeadName); };
+  std::vector<float> weights(kVocab * kHidden);
+  const auto version = head_->ReadWeights(DataType::kFloat32, weights.data());
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(*version, 3U);
+  EXPECT_EQ(weights, server_.weights());
+}
+
+TEST_F(BiasTransferTest, WeightsAndBiasTravelTogetherThroughCuts) {
+  std::vector<float> weights(kVocab * kHidden);
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i);
+  server_.recorder().cut_weight_write = [](int message) { return message == 1; };
+  const auto written = head_->WriteWeights(DataType::kFloat32, weights.data(), SomeBias());
+  ASSERT_TRUE(written.ok()) << written.status();
+  EXPECT_EQ(server_.weights(), weights);
+  EXPECT_EQ(server_.bias(), SomeBias());
+  server_.recorder().row_cuts = {2};
+  std::vector<float> read(kVocab * kHidden);
+  std::vector<float> bias(kVocab);
+  ASSERT_TRUE(head_->ReadWeights(DataType::kFloat32, read.data(), bias).ok());
+  EXPECT_EQ(read, weights);
+  EXPECT_EQ(bias, SomeBias());
+}
+
+TEST_F(BiasTransferTest, FlushReadsTheGradientOfTheBiasToo) {
+  FillWindow();
+  server_.recorder().row_cuts = {4};
+  const auto result = head_->Flush({}, marks_, gradient_.data(), bias_gradient_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(gradient_, window_);
+  EXPECT_EQ(bias_gradient_, ExpectedBiasGradient());
+  double squares = 0;
+  for (const float value : ExpectedBiasGradient()) squares += double{value} * double{value};
+  EXPECT_DOUBLE_EQ(result->bias_norm, std::sqrt(squares));
+}
+
+TEST_F(BiasTransferTest, AWrongChecksumOfTheBiasReopensTheWindow) {
+  FillWindow();
+  server_.recorder().Edit<v1::ReadGradientResponse>(
+      "ReadGradient", [](auto* rows) { testing::Damage(rows->mutable_bias_gradient()); });
+  const auto result = head_->Flush({.dtype = DataType::kBFloat16}, marks_, gradient_.data(), bias_gradient_);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss) << "the bias is fp32 whatever the rows are";
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("the bias's gradient"));
+  EXPECT_EQ(server_.generation(), 1U);
+}
+
 }  // namespace
 }  // namespace lossd::transfer_test

@@ -3,16 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/client/real_server.h"
-#include "tests/unit/client/session_data.h"
+#include "tests/support/session_data.h"
+#include "tests/support/session_fixture.h"
 
 namespace lossd::weight_rows_test {
 namespace {
@@ -23,20 +24,14 @@ using ::testing::HasSubstr;
 using testing::kHidden;
 using testing::kVocab;
 using ::testing::Property;
-using testing::RealServer;
+using ::testing::SizeIs;
 
 constexpr int64_t kRowBytes = kHidden * static_cast<int64_t>(sizeof(float));
 
-class WeightRowsTest : public ::testing::Test {
+class WeightRowsTest : public testing::SessionTest {
  protected:
   void Connect() {
-    auto client = Client::Connect(
-        server_.target(), {.reconnect_timeout = std::chrono::seconds(20), .transfer_bytes = 2 * kRowBytes});
-    ASSERT_TRUE(client.ok()) << client.status();
-    client_ = *std::move(client);
-    auto head = client_->GetHead(testing::kHeadName);
-    ASSERT_TRUE(head.ok()) << head.status();
-    head_ = std::make_unique<Head>(*std::move(head));
+    SessionTest::Connect({.reconnect_timeout = std::chrono::seconds(20), .transfer_bytes = 2 * kRowBytes});
   }
   WeightWrite Begin() {
     auto write = head_->BeginWrite({.write_key = "step 7"});
@@ -49,9 +44,24 @@ class WeightRowsTest : public ::testing::Test {
     return values;
   }
 
-  RealServer server_;
-  std::unique_ptr<Client> client_;
-  std::unique_ptr<Head> head_;
+  // Done by somebody else before the first so many commits arrive, or before the rows of the first so many
+  // writes.
+  void BeforeCommits(int commits, std::function<void()> action) {
+    server_.recorder().cut_weight_write = nullptr;
+    server_.recorder().before_call = [commits, action = std::move(action)](const std::string& method,
+                                                                           int) mutable {
+      if (method == "CommitWrite" && commits-- > 0) action();
+    };
+  }
+  void BeforeRowsOf(int writes, std::function<void()> action) {
+    server_.recorder().before_call = nullptr;
+    server_.recorder().cut_weight_write = [this, writes, begun = size_t{0},
+                                           action = std::move(action)](int) mutable {
+      const size_t now = server_.observed().begun_writes.size();
+      if (std::exchange(begun, now) != now && writes-- > 0) action();
+      return false;
+    };
+  }
 };
 
 TEST_F(WeightRowsTest, ABiasComesWithItsRows) {
@@ -133,6 +143,109 @@ TEST_F(WeightRowsTest, RowsThatTheHeadDoesNotHaveAreRefusedBeforeAnythingIsSent)
   EXPECT_TRUE(write.WriteRows(kVocab, 0, DataType::kFloat32, rows.data()).ok()) << "a rank without rows";
   EXPECT_EQ(server_.observed().weight_write_streams, 0);
   EXPECT_TRUE(server_.observed().weight_reads.empty());
+}
+
+TEST_F(WeightRowsTest, OnlyTheShardIsSentThroughCutsInPiecesOfTheTransfersSize) {
+  Connect();
+  const std::vector<float> before(kVocab * kHidden, -3);
+  const WeightWrite write = Begin();
+  EXPECT_EQ(server_.observed().begun_writes.at(0).write_key(), "step 7") << "the key is the ranks' own";
+  ASSERT_TRUE(write.WriteRows(0, kVocab, DataType::kFloat32, before.data()).ok());
+  const int sent = static_cast<int>(server_.observed().weight_writes.size());
+  server_.recorder().cut_weight_write = [sent](int message) {
+    return message == sent + 1 || message == sent + 3;
+  };
+  std::vector<std::pair<int64_t, int64_t>> progress;
+  const std::vector<float> shard = Rows(5);
+  const absl::Status status =
+      write.WriteRows(3, 5, DataType::kFloat32, shard.data(), {},
+                      [&](int64_t done, int64_t total) { progress.emplace_back(done, total); });
+  ASSERT_TRUE(status.ok()) << status;
+  std::vector<float> expected = before;
+  std::copy(shard.begin(), shard.end(), expected.begin() + 3 * kHidden);
+  EXPECT_EQ(server_.observed().weight_write_streams, 1 + 3);
+  EXPECT_LE(server_.observed().largest_weight_bytes, 2 * kRowBytes);
+  EXPECT_EQ(progress.front(), std::make_pair(int64_t{0}, 5 * kRowBytes));
+  EXPECT_EQ(progress.back(), std::make_pair(5 * kRowBytes, 5 * kRowBytes));
+  EXPECT_EQ(*write.Commit(), 2U);
+  EXPECT_EQ(server_.weights(), expected);
+}
+
+TEST_F(WeightRowsTest, OnlyTheRowsAskedForAreReadThroughCuts) {
+  Connect();
+  server_.set_weights(Rows(kVocab));
+  server_.recorder().row_cuts = {5};
+  std::vector<float> rows(5 * kHidden);
+  const auto version = head_->ReadRows(3, 5, DataType::kFloat32, rows.data(), {.weight_version = 2});
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(*version, 2U);
+  const std::vector<float> all = Rows(kVocab);
+  EXPECT_EQ(rows, std::vector<float>(all.begin() + 3 * kHidden, all.begin() + 8 * kHidden));
+  const auto reads = server_.observed().weight_reads;
+  ASSERT_THAT(reads, SizeIs(2));
+  EXPECT_EQ(reads[0].first_row(), 3);
+  EXPECT_EQ(reads[0].rows(), 5);
+  EXPECT_EQ(reads[1].first_row(), 5);
+  EXPECT_EQ(reads[1].rows(), 3);
+  EXPECT_THAT(reads, Each(Property(&v1::ReadWeightsRequest::weight_version, 2U)));
+}
+
+// As a server does that was started again: the rows that were staged went with the old process.
+TEST_F(WeightRowsTest, AWriteOfAllRowsThatTheServerForgotIsBegunAgain) {
+  const std::vector<float> all = Rows(kVocab);
+  for (const bool rows_forgotten : {true, false}) {
+    SCOPED_TRACE(rows_forgotten);
+    Connect();
+    server_.set_weights(std::vector<float>(kVocab * kHidden));
+    rows_forgotten ? BeforeRowsOf(2, [this] { server_.ForgetWrite(); })
+                   : BeforeCommits(2, [this] { server_.ForgetWrite(); });
+    const size_t begun = server_.observed().begun_writes.size();
+    const auto version = head_->WriteWeights(DataType::kFloat32, all.data());
+    ASSERT_TRUE(version.ok()) << version.status();
+    EXPECT_EQ(server_.weights(), all);
+    const auto writes = server_.observed().begun_writes;
+    ASSERT_EQ(writes.size(), begun + 3);
+    EXPECT_TRUE(writes[begun].replace());
+    EXPECT_FALSE(writes[begun + 1].replace()) << "another's write would go for one that is older";
+    EXPECT_NE(writes[begun].write_key(), writes[begun + 1].write_key());
+  }
+}
+
+TEST_F(WeightRowsTest, AForgottenCommitIsNotRepeatedBehindAnotherVersion) {
+  Connect();
+  BeforeCommits(1, [this] {
+    server_.ForgetWrite();
+    server_.Publish(testing::kHeadName);
+  });
+  const auto written = head_->WriteWeights(DataType::kFloat32, Rows(kVocab).data());
+  EXPECT_TRUE(absl::IsNotFound(written.status())) << written.status();
+  EXPECT_THAT(server_.observed().begun_writes, SizeIs(1));
+}
+
+TEST_F(WeightRowsTest, AWriteThatAnothersTookThePlaceOfIsNotBegunAgain) {
+  Connect();
+  BeforeRowsOf(1, [this] { server_.BeginWrite(); });
+  const auto written = head_->WriteWeights(DataType::kFloat32, Rows(kVocab).data());
+  EXPECT_TRUE(absl::IsNotFound(written.status())) << written.status();
+  EXPECT_THAT(server_.observed().begun_writes, SizeIs(2));
+}
+
+TEST_F(WeightRowsTest, AServerThatForgetsEveryWriteIsGivenUp) {
+  BeforeCommits(1'000'000, [this] { server_.ForgetWrite(); });
+  auto client = Client::Connect(server_.target(), {.reconnect_timeout = std::chrono::milliseconds(100)});
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto written =
+      (*client)->GetHead(testing::kHeadName)->WriteWeights(DataType::kFloat32, Rows(kVocab).data());
+  EXPECT_TRUE(absl::IsNotFound(written.status())) << written.status();
+}
+
+TEST_F(WeightRowsTest, AWriteOfSeveralWritersThatIsForgottenIsTheirs) {
+  Connect();
+  BeforeCommits(1, [this] { server_.ForgetWrite(); });
+  const WeightWrite write = Begin();
+  ASSERT_TRUE(write.WriteRows(0, kVocab, DataType::kFloat32, Rows(kVocab).data()).ok());
+  EXPECT_TRUE(absl::IsNotFound(write.Commit().status()));
+  EXPECT_THAT(server_.observed().begun_writes, SizeIs(1));
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <optional>
 
+#include "tests/support/wait.h"
+
 namespace lossd::internal::backoff_test {
 namespace {
 
@@ -29,11 +31,12 @@ TEST(BackoffTest, ThoseThatAreSentAwayTogetherComeBackAtDifferentTimes) {
   };
   milliseconds least = delay();
   milliseconds most = least;
-  while (most < least + milliseconds(5)) {  // the same each time: for ever
+  testing::Await("delays that differ", [&] {
     const milliseconds now = delay();
     least = std::min(least, now);
     most = std::max(most, now);
-  }
+    return most >= least + milliseconds(5);
+  });
 }
 
 }  // namespace

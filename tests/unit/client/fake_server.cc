@@ -17,24 +17,10 @@ bool HasDx(const v1::Chunk& chunk) {
          chunk.mode() != v1::COMPUTE_MODE_LOSS_AND_WEIGHT_GRADIENT;
 }
 
-int64_t PayloadBytes(const v1::Chunk& chunk) {
-  const int64_t dx =
-      HasDx(chunk) ? chunk.tokens() * FakeServer::kHidden * SizeOf(TypeOf(chunk.dx_dtype())) : 0;
-  return static_cast<int64_t>(chunk.labels().size() + chunk.hidden_states().size()) + chunk.tokens() * 4 + dx;
-}
-
 }  // namespace
-
-bool FakeServer::ForgetsWrite() {
-  if (forgotten_writes == 0) return false;
-  --forgotten_writes;
-  if (forgotten_are_published) ++weight_version_;
-  return true;
-}
 
 grpc::Status FakeServer::Open(const v1::OpenSessionRequest& request, v1::OpenSessionResponse* response) {
   const std::lock_guard lock(mutex_);
-  if (!has_head_) return {StatusCode::NOT_FOUND, "no such head"};
   const int lanes = std::max(1, request.lanes());
   Session& session = sessions_[request.client_key()];
   response->set_is_new(session.id.empty());
@@ -52,7 +38,11 @@ grpc::Status FakeServer::Open(const v1::OpenSessionRequest& request, v1::OpenSes
   }
   response->set_restores(restores_);
   response->set_in_window(in_window.value_or(std::ranges::any_of(session.accepted, std::identity())));
-  *response->mutable_limits() = limits;
+  v1::SessionLimits* limits = response->mutable_limits();
+  limits->set_max_chunk_bytes(1 << 20);
+  limits->set_max_chunk_tokens(1 << 16);
+  limits->set_byte_credit(1 << 22);
+  limits->set_lease_seconds(60);
   for (int i = 0; i < lanes; ++i) {
     auto* marks = response->add_lanes();
     marks->set_lane(i);
@@ -62,7 +52,6 @@ grpc::Status FakeServer::Open(const v1::OpenSessionRequest& request, v1::OpenSes
   response->set_vocab_size(kVocab);
   response->set_hidden_size(kHidden);
   response->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
-  response->set_has_bias(has_bias);
   for (const std::string& address : lane_addresses) response->add_lane_addresses(address);
   return grpc::Status::OK;
 }
@@ -78,7 +67,6 @@ grpc::Status FakeServer::Attach(const v1::ComputeStart& start, Stream* stream, v
     if (session.id != start.session_id()) continue;
     stream->client_key = key;
     stream->lane = start.lane();
-    observed_.stream_lanes.push_back(stream->lane);
     const uint64_t accepted = session.accepted.at(static_cast<size_t>(stream->lane));
     ready->mutable_marks()->set_lane(stream->lane);
     ready->mutable_marks()->set_accepted(accepted);
@@ -89,114 +77,46 @@ grpc::Status FakeServer::Attach(const v1::ComputeStart& start, Stream* stream, v
   return {StatusCode::NOT_FOUND, "no such session"};
 }
 
-bool FakeServer::TakeChunk(const v1::Chunk& chunk, Stream* stream, Writer* writer, grpc::Status* status) {
+bool FakeServer::TakeChunk(const v1::Chunk& chunk, const Stream& stream, Writer* writer,
+                           grpc::Status* status) {
   std::unique_lock lock(mutex_);
-  if (!sessions_.contains(stream->client_key)) {
+  if (!sessions_.contains(stream.client_key)) {
     *status = grpc::Status(StatusCode::NOT_FOUND, "the session is gone");
     return false;
   }
   observed_.chunks.push_back(chunk);
-  observed_.chunk_lanes.push_back(stream->lane);
-  const int attempt = attempts_[{stream->client_key, stream->lane, chunk.sequence()}]++;
-  Fate fate = Fate::kTake;
-  if (on_lane_chunk) {
-    fate = on_lane_chunk(stream->lane, chunk.sequence(), attempt);
-  } else if (on_chunk) {
-    fate = on_chunk(chunk.sequence(), attempt);
-  }
-  if (fate == Fate::kStall) {
-    chunk_done_.wait(lock, [this] { return shut_down_ || stalled_until(observed_); });
-  }
-  const bool goes_on = DealWith(chunk, fate, &lock, stream, writer, status);
+  const int attempt = attempts_[{stream.client_key, stream.lane, chunk.sequence()}]++;
+  const Fate fate = on_chunk ? on_chunk(chunk.sequence(), attempt) : Fate::kTake;
+  if (fate == Fate::kStall) chunk_done_.wait(lock, [this] { return shut_down_ || stalled_until(); });
+  const bool goes_on = DealWith(chunk, fate, stream, writer, status);
   chunk_done_.notify_all();
   return goes_on;
 }
 
-bool FakeServer::DealWith(const v1::Chunk& chunk, Fate fate, std::unique_lock<std::mutex>* lock,
-                          Stream* stream, Writer* writer, grpc::Status* status) {
+bool FakeServer::DealWith(const v1::Chunk& chunk, Fate fate, const Stream& stream, Writer* writer,
+                          grpc::Status* status) {
   *status = Cut();
-  switch (fate) {
-    case Fate::kCutBeforeTaking:
-      return false;
-    case Fate::kEndBeforeTaking:
-      *status = grpc::Status::OK;
-      return false;
-    case Fate::kRestartKeepHead:
-    case Fate::kRestartLoseHead:
-      Restart(fate == Fate::kRestartKeepHead);
-      return false;
-    case Fate::kReplicaLost:
-      LoseLocked(loss);
-      return false;
-    case Fate::kAbortBefore:
-      ReopenWindow();
-      break;
-    case Fate::kRestoreBefore:
-      generation_ = 1;
-      ++restores_;
-      break;
-    case Fate::kOvertaken:
-      AcceptedOf(*stream) += 100;
-      return false;
-    case Fate::kTakenBySomeoneElse:
-      AcceptedOf(*stream) = chunk.sequence();
-      break;
-    default:
-      break;
-  }
+  if (fate == Fate::kReplicaLost) LoseLocked(loss);
+  if (fate == Fate::kReplicaLost || fate == Fate::kCutBeforeTaking) return false;
 
-  v1::Disposition disposition = v1::DISPOSITION_ACCUMULATED;
-  if (!Admit(chunk, *stream, lock, &disposition, status)) return false;
-  if (disposition == v1::DISPOSITION_ACCUMULATED && chunk.mode() != v1::COMPUTE_MODE_LOSS_ONLY) {
-    AddToWindow(chunk);
-  }
-  if (fate == Fate::kCutBeforeAnswer) {
-    *status = Cut();
-    return false;
-  }
-  stream->outstanding_bytes += PayloadBytes(chunk);
-  observed_.peak_outstanding_bytes = std::max(observed_.peak_outstanding_bytes, stream->outstanding_bytes);
-  stream->held.push_back(Answer(chunk, disposition));
-  stream->held_bytes.push_back(PayloadBytes(chunk));
-  if (fate == Fate::kWrongSize) stream->held.back().mutable_result()->mutable_dx()->resize(1);
-
-  // All at once as soon as the client cannot send more; otherwise it would wait for ever.
-  const bool all_sent = static_cast<int>(observed_.chunks.size()) >= hold_answers_until_chunks;
-  if (!all_sent && stream->outstanding_bytes + PayloadBytes(chunk) <= limits.byte_credit()) return true;
-  for (size_t i = 0; i < stream->held.size(); ++i) {
-    stream->outstanding_bytes -= stream->held_bytes[i];
-    writer->Write(stream->held[i]);
-  }
-  stream->held.clear();
-  stream->held_bytes.clear();
-  v1::ComputeResponse applied;
-  applied.mutable_applied()->set_applied(AcceptedOf(*stream));
-  writer->Write(applied);
-  *status = Cut();
-  return fate != Fate::kCutAfterAnswer;
-}
-
-bool FakeServer::Admit(const v1::Chunk& chunk, const Stream& stream, std::unique_lock<std::mutex>* lock,
-                       v1::Disposition* disposition, grpc::Status* status) {
-  if (chunk.sequence() <= AcceptedOf(stream)) {
-    *disposition = v1::DISPOSITION_REPEATED;
-    return true;
-  }
-  if (chunk.sequence() != AcceptedOf(stream) + 1) {
+  uint64_t& accepted = sessions_.at(stream.client_key).accepted.at(static_cast<size_t>(stream.lane));
+  const bool is_new = chunk.sequence() > accepted;
+  if (is_new && chunk.sequence() != accepted + 1) {
     *status = PositionError(StatusCode::FAILED_PRECONDITION, "a gap in sequence");
     return false;
   }
-  const bool next = double_buffer && frozen_ && chunk.generation() == generation_ + 1;
-  if (!next) {
-    committed_.wait(*lock, [&] { return !frozen_ || chunk.generation() != generation_ + 1 || shut_down_; });
-  }
-  if (!next && (frozen_ || chunk.generation() != generation_)) {
+  if (is_new && chunk.generation() != generation_) {
     *status = PositionError(StatusCode::ABORTED, "wrong generation");
     return false;
   }
-  AcceptedOf(stream) = chunk.sequence();
-  *disposition = v1::DISPOSITION_ACCUMULATED;
-  return true;
+  if (is_new) accepted = chunk.sequence();
+  if (is_new && chunk.mode() != v1::COMPUTE_MODE_LOSS_ONLY) AddToWindow(chunk);
+  if (fate == Fate::kCutBeforeAnswer) return false;
+  writer->Write(Answer(chunk, is_new ? v1::DISPOSITION_ACCUMULATED : v1::DISPOSITION_REPEATED));
+  v1::ComputeResponse applied;
+  applied.mutable_applied()->set_applied(accepted);
+  writer->Write(applied);
+  return fate != Fate::kCutAfterAnswer;
 }
 
 v1::ComputeResponse FakeServer::Answer(const v1::Chunk& chunk, v1::Disposition disposition) const {
@@ -228,36 +148,7 @@ v1::ComputeResponse FakeServer::Answer(const v1::Chunk& chunk, v1::Disposition d
   if (HasDx(chunk)) {
     result->set_dx(FromFloats(chunk.dx_dtype(), dx.data(), static_cast<int64_t>(dx.size())));
   }
-  FillReturns(chunk, result);
   return response;
-}
-
-void FakeServer::FillReturns(const v1::Chunk& chunk, v1::ChunkResult* result) const {
-  const v1::WantedReturns& wanted = chunk.options().returns();
-  v1::TokenReturns* returns = result->mutable_returns();
-  if (wanted.log_sum_exp()) returns->set_log_sum_exp(chunk.token_inputs().lse_gradients());
-  const auto append = [](auto value, std::string* bytes) {
-    bytes->append(reinterpret_cast<const char*>(&value), sizeof(value));
-  };
-  for (int64_t i = 0; i < chunk.tokens() - static_cast<int64_t>(short_returns); ++i) {
-    int64_t label = 0;
-    std::memcpy(&label, chunk.labels().data() + i * 8, 8);
-    const auto value = static_cast<float>(label);
-    const auto token = static_cast<int32_t>(label);
-    if (wanted.entropies()) append(value, returns->mutable_entropies());
-    if (wanted.predictions()) append(token, returns->mutable_predictions());
-    if (wanted.divergences()) append(value / 2, returns->mutable_divergences());
-    for (int32_t k = 0; k < wanted.top_k(); ++k) {
-      append(token + k, returns->mutable_top_tokens());
-      append(value, returns->mutable_top_log_probabilities());
-    }
-  }
-  const auto valid = static_cast<double>(result->valid_tokens());
-  if (chunk.options().has_distillation()) {
-    result->mutable_sums()->set_divergence(valid / 2);
-    result->set_teacher_weight_version(result->weight_version() + 6);
-  }
-  if (wanted.predictions()) result->mutable_sums()->set_correct_tokens(result->valid_tokens());
 }
 
 void FakeServer::AddToWindow(const v1::Chunk& chunk) {
@@ -267,18 +158,10 @@ void FakeServer::AddToWindow(const v1::Chunk& chunk) {
     std::memcpy(&label, chunk.labels().data() + i * 8, 8);
     if (label == chunk.ignore_index()) continue;
     for (int64_t j = 0; j < kHidden; ++j) {
-      (frozen_ ? next_window_ : window_)[static_cast<size_t>(label * kHidden + j)] +=
+      window_[static_cast<size_t>(label * kHidden + j)] +=
           chunk.gradient_scale() * hidden[static_cast<size_t>(i * kHidden + j)];
     }
   }
-}
-
-std::vector<float> FakeServer::BiasWindow() const {
-  std::vector<float> bias;
-  for (int64_t row = 0; row < kVocab; ++row) {
-    bias.push_back(window_[static_cast<size_t>(row * kHidden)] / 2);
-  }
-  return bias;
 }
 
 // State
@@ -295,38 +178,9 @@ std::vector<float> FakeServer::window() const {
   return window_;
 }
 
-uint64_t FakeServer::generation() const {
-  const std::lock_guard lock(mutex_);
-  return generation_;
-}
-
-v1::WindowState FakeServer::window_state() const {
-  const std::lock_guard lock(mutex_);
-  return frozen_ ? v1::WINDOW_STATE_FROZEN : v1::WINDOW_STATE_OPEN;
-}
-
 std::vector<float> FakeServer::weights() const {
   const std::lock_guard lock(mutex_);
   return weights_;
-}
-
-std::vector<float> FakeServer::bias() const {
-  const std::lock_guard lock(mutex_);
-  return bias_;
-}
-
-void FakeServer::set_weights(std::vector<float> weights) {
-  const std::lock_guard lock(mutex_);
-  weights_ = std::move(weights);
-}
-
-void FakeServer::Restart(bool keep_head) {
-  incarnation_ = "incarnation-2";
-  has_head_ = keep_head;
-  generation_ = 1;
-  frozen_ = false;
-  sessions_.clear();
-  std::fill(window_.begin(), window_.end(), 0.0F);
 }
 
 void FakeServer::BecomeReplica(uint64_t history, const std::string& incarnation) {
@@ -349,25 +203,6 @@ void FakeServer::LoseLocked(const Loss& is) {
   std::fill(window_.begin(), window_.end(), 0.0F);
 }
 
-void FakeServer::CommitWindow() {
-  last_committed_ = "flush-" + std::to_string(generation_);
-  ++generation_;
-  frozen_ = false;
-  window_ = next_window_;
-  std::fill(next_window_.begin(), next_window_.end(), 0.0F);
-  committed_.notify_all();
-}
-
-void FakeServer::ReopenWindow() {
-  frozen_ = false;
-  for (size_t i = 0; i < window_.size(); ++i) window_[i] += std::exchange(next_window_[i], 0.0F);
-  committed_.notify_all();
-}
-
-FakeServer::Session* FakeServer::FindSession(const std::string& client_key) {
-  return &sessions_.at(client_key);
-}
-
 grpc::Status FakeServer::PositionError(StatusCode code, const std::string& message,
                                        std::optional<uint64_t> restores) const {
   v1::PositionInfo position;
@@ -386,11 +221,7 @@ void FakeServer::FillHead(v1::Head* head) const {
   head->mutable_config()->set_vocab_size(kVocab);
   head->mutable_config()->set_hidden_size(kHidden);
   head->mutable_config()->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
-  head->mutable_config()->set_bias(has_bias);
-  head->mutable_config()->set_double_buffer(double_buffer);
   head->set_weight_version(weight_version_);
-  head->set_max_logits_bytes(1 << 20);
-  head->set_max_logits_rows(2);
   head->set_generation(generation_);
 }
 

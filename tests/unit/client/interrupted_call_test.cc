@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "lossd/client.h"
+#include "tests/support/wait.h"
 #include "tests/unit/client/session_fixture.h"
 
 namespace lossd::interrupted_call_test {
@@ -48,7 +49,7 @@ class InterruptedCallTest : public testing::SessionTest {
     fake_.on_chunk = [this, sequence](uint64_t arrived, int attempt) {
       if (arrived == sequence && attempt == 0) {
         silent_.set_value();
-        go_on_.get_future().wait();  // with the lock that every call takes
+        testing::Await("LetGo", go_on_);  // with the lock that every call takes
       }
       return Fate::kTake;
     };
@@ -78,11 +79,11 @@ TEST_F(InterruptedCallTest, ABatchIsCutShortAndItsSessionIsOver) {
     Connect({});
     const std::string key = "trainer of " + std::to_string(lanes);
     Session session = Open(key, lanes);
-    fake_.on_lane_chunk = [this](int, uint64_t, int) {
+    fake_.on_chunk = [this](uint64_t, int) {
       interrupted_ = true;
       return Fate::kStall;
     };
-    fake_.stalled_until = [this](const FakeServer::Observed&) { return !interrupted_; };
+    fake_.stalled_until = [this] { return !interrupted_; };
     Data data(12);
     const absl::Status cut = session.Compute(data.batch(), data.outputs()).status();
     EXPECT_EQ(cut.code(), absl::StatusCode::kCancelled) << cut;
@@ -95,7 +96,7 @@ TEST_F(InterruptedCallTest, ABatchIsCutShortAndItsSessionIsOver) {
     }
 
     interrupted_ = false;
-    fake_.on_lane_chunk = nullptr;
+    fake_.on_chunk = nullptr;
     Session other = Open("other");  // its chunk lets the stalled ones go on
     Data one(1);
     EXPECT_TRUE(other.Compute(one.batch(), one.outputs()).ok());
@@ -110,7 +111,7 @@ TEST_F(InterruptedCallTest, ACallWithoutTensorsIsCutShort) {
     Data data(2);
     return session.Compute(data.batch(), data.outputs()).status();
   });
-  silent_.get_future().wait();
+  testing::Await("the silence", silent_);
   std::thread interrupter([this] {
     std::this_thread::sleep_for(milliseconds(300));
     interrupted_ = true;
@@ -140,7 +141,7 @@ TEST_F(InterruptedCallTest, ABusyServerIsWaitedFor) {
   Session session = Open();
   std::atomic<bool> done = false;
   fake_.on_chunk = [&done](uint64_t, int) { return done ? Fate::kTake : Fate::kStall; };
-  fake_.stalled_until = [&done](const FakeServer::Observed&) { return done.load(); };
+  fake_.stalled_until = [&done] { return done.load(); };
   auto computing = std::async(std::launch::async, [&] {
     Data data(2);
     return session.Compute(data.batch(), data.outputs()).status();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lossd/client.h"
+#include "tests/support/wait.h"
 #include "tests/unit/client/fake_server.h"
 #include "tests/unit/client/session_fixture.h"
 
@@ -139,7 +140,7 @@ TEST_F(TwoAddressesTest, OneThatFallsSilentIsLeftForAnother) {
   std::promise<void> silent;
   fake_.on_chunk = [&](uint64_t /*sequence*/, int /*attempt*/) {
     silent.set_value();
-    go_on.get_future().wait();  // with the lock that every call takes
+    testing::Await("the word to go on", go_on);  // with the lock that every call takes
     return Fate::kTake;
   };
   fake_.BecomeReplica(7, "a");
@@ -150,7 +151,7 @@ TEST_F(TwoAddressesTest, OneThatFallsSilentIsLeftForAnother) {
     Data data(1);
     return session.Compute(data.batch(), data.outputs()).status();
   });
-  silent.get_future().wait();
+  testing::Await("the silence", silent);
   const auto status = client_->Status();
   EXPECT_TRUE(status.ok()) << status.status();
   // What it had accepted may be lost with it.

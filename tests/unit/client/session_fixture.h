@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "lossd/client.h"
+#include "tests/support/session_data.h"
 #include "tests/unit/client/fake_server.h"
-#include "tests/unit/client/session_data.h"
 
 namespace lossd::testing {
 

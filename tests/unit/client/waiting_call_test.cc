@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "lossd/client.h"
+#include "tests/support/wait.h"
 #include "tests/unit/client/fake_server.h"
 
 namespace lossd::waiting_call_test {
@@ -30,9 +31,8 @@ bool SomebodyConnects(uint16_t port) {
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   // Somebody else may have been given the port meanwhile, for a moment.
-  while (bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    std::this_thread::yield();
-  }
+  testing::Await("the port",
+                 [&] { return bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0; });
   if (listen(listener, 1) != 0) return false;
   pollfd waited{.fd = listener, .events = POLLIN, .revents = 0};
   return poll(&waited, 1, 60'000) == 1;
@@ -48,7 +48,7 @@ bool ServerIsLookedForMeanwhile() {
   if (!connected.ok()) return false;
   Client* const client = connected->release();  // the call that waits outlives this function
   std::thread([client] { static_cast<void>(client->DeleteHead(FakeServer::kName)); }).detach();
-  while (fake->observed().refused_deletions == 0) std::this_thread::yield();
+  testing::Await("the refusal", [&fake] { return fake->observed().refused_deletions > 0; });
   // The answer is on its way; cut off, it would be made again at once, and prove nothing.
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   fake.reset();

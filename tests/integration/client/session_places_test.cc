@@ -2,15 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <fstream>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/unit/client/fake_server.h"
-#include "tests/unit/client/session_fixture.h"
+#include "tests/integration/server/test_server.h"
+#include "tests/support/call_recorder.h"
+#include "tests/support/session_data.h"
+#include "tests/support/session_fixture.h"
 
 namespace lossd::session_places_test {
 namespace {
@@ -28,7 +29,7 @@ constexpr int64_t kTokens = 12 * kTokensPerChunk;
 // "localhost" is another place of the same server.
 class SessionPlacesTest : public SessionTest {
  protected:
-  SessionPlacesTest() : other_("localhost" + fake_.target().substr(fake_.target().rfind(':'))) {}
+  SessionPlacesTest() : other_("localhost" + server_.target().substr(server_.target().rfind(':'))) {}
 
   static std::vector<std::string> TargetsOf(const Session& session) {
     std::vector<std::string> targets;
@@ -42,14 +43,11 @@ class SessionPlacesTest : public SessionTest {
     data.ExpectOutputs();
   }
 
-  void ConnectWithToken() {
-    std::ofstream(token_file_) << "0123456789abcdef";
-    auto client = Client::Connect(fake_.target(), {.token_file = token_file_});
-    ASSERT_TRUE(client.ok()) << client.status();
-    client_ = *std::move(client);
-    auto head = client_->GetHead(testing::FakeServer::kName);
-    ASSERT_TRUE(head.ok()) << head.status();
-    head_ = std::make_unique<Head>(*std::move(head));
+  // Sessions are told so.
+  void NamePlaces(const std::vector<std::string>& addresses) {
+    server_.recorder().Edit<v1::OpenSessionResponse>("OpenSession", [addresses](auto* response) {
+      response->mutable_lane_addresses()->Assign(addresses.begin(), addresses.end());
+    });
   }
 
   const std::string other_;
@@ -57,81 +55,80 @@ class SessionPlacesTest : public SessionTest {
 };
 
 TEST_F(SessionPlacesTest, LanesAreSpreadOverThem) {
-  fake_.lane_addresses = {"", other_};
+  NamePlaces({"", other_});
   Session session = Open("trainer", kLanes);
   Compute(session);
-  EXPECT_THAT(TargetsOf(session), ElementsAre(fake_.target(), other_, fake_.target()));
+  EXPECT_THAT(TargetsOf(session), ElementsAre(server_.target(), other_, server_.target()));
   for (const LanePlace& place : session.lane_places()) EXPECT_TRUE(place.why_not_elsewhere.ok());
-  EXPECT_EQ(fake_.observed().streams, kLanes);
+  EXPECT_EQ(server_.observed().streams, kLanes);
   EXPECT_EQ(session.reconnects(), 0);
 }
 
 TEST_F(SessionPlacesTest, LanesStayAtTheTargetIfThatIsAskedFor) {
-  fake_.lane_addresses = {"", other_};
+  NamePlaces({"", other_});
   Connect();
   auto session = head_->OpenSession({.client_key = "trainer", .lanes = kLanes, .spread_lanes = false});
   ASSERT_TRUE(session.ok()) << session.status();
   Compute(*session);
-  EXPECT_THAT(TargetsOf(*session), ElementsAre(fake_.target(), fake_.target(), fake_.target()));
+  EXPECT_THAT(TargetsOf(*session), ElementsAre(server_.target(), server_.target(), server_.target()));
 }
 
 TEST_F(SessionPlacesTest, AServerThatNamesNoneHasThemAll) {
   Session session = Open("trainer", kLanes);
   Compute(session);
-  EXPECT_THAT(TargetsOf(session), ElementsAre(fake_.target(), fake_.target(), fake_.target()));
+  EXPECT_THAT(TargetsOf(session), ElementsAre(server_.target(), server_.target(), server_.target()));
 }
 
 TEST_F(SessionPlacesTest, APlaceThatCannotBeReachedCostsNothingButItself) {
-  fake_.lane_addresses = {"", ":1", other_};
+  NamePlaces({"", ":1", other_});
   Session session = Open("trainer", kLanes);
   Compute(session);
-  EXPECT_THAT(TargetsOf(session), ElementsAre(fake_.target(), fake_.target(), other_));
+  EXPECT_THAT(TargetsOf(session), ElementsAre(server_.target(), server_.target(), other_));
   const LanePlace displaced = session.lane_places()[1];
   EXPECT_EQ(displaced.why_not_elsewhere.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(displaced.why_not_elsewhere.message()), HasSubstr("127.0.0.1:1"));
 }
 
 TEST_F(SessionPlacesTest, APlaceThatIsNoLossdOfThisSessionCostsNothingButItself) {
-  testing::FakeServer stranger;
-  fake_.lane_addresses = {"", stranger.target()};
+  const testing::TestServer stranger;
+  NamePlaces({"", stranger.target()});
   Session session = Open("trainer", kLanes);
   Compute(session);
-  EXPECT_THAT(TargetsOf(session), ElementsAre(fake_.target(), fake_.target(), fake_.target()));
+  EXPECT_THAT(TargetsOf(session), ElementsAre(server_.target(), server_.target(), server_.target()));
 }
 
 TEST_F(SessionPlacesTest, AStreamThatBreaksIsAttachedWhereItWas) {
-  fake_.lane_addresses = {"", other_};
+  NamePlaces({"", other_});
   Session session = Open("trainer", kLanes);
-  fake_.on_lane_chunk = [](int lane, uint64_t sequence, int attempt) {
-    return lane == 1 && sequence == 2 && attempt == 0 ? Fate::kCutBeforeAnswer : Fate::kTake;
-  };
+  Script(2, Fate::kCutBeforeAnswer, 1);
   Compute(session);
   EXPECT_EQ(session.reconnects(), 1);
-  EXPECT_THAT(TargetsOf(session), ElementsAre(fake_.target(), other_, fake_.target()));
+  EXPECT_THAT(TargetsOf(session), ElementsAre(server_.target(), other_, server_.target()));
 }
 
 TEST_F(SessionPlacesTest, AServerThatWasStartedAnewNamesItsPlacesAnew) {
-  fake_.lane_addresses = {"", other_};
+  NamePlaces({"", other_});
   Session session = Open("trainer", kLanes);
   Compute(session);
-  fake_.on_lane_chunk = [this](int lane, uint64_t sequence, int attempt) {
+  server_.recorder().on_chunk = [this](int lane, uint64_t sequence, int attempt) {
     if (lane != 1 || sequence != 6 || attempt != 0) return Fate::kTake;
-    fake_.lane_addresses = {"", fake_.target()};
+    NamePlaces({"", server_.target()});
     return Fate::kCutBeforeAnswer;
   };
   Compute(session);
-  EXPECT_THAT(TargetsOf(session), ElementsAre(fake_.target(), fake_.target(), fake_.target()));
+  EXPECT_THAT(TargetsOf(session), ElementsAre(server_.target(), server_.target(), server_.target()));
 }
 
 // At the near end of a tunnel others listen at the ports that it does not forward.
 TEST_F(SessionPlacesTest, WithoutTlsATokenGoesToTheTargetAlone) {
-  testing::FakeServer stranger;
-  fake_.lane_addresses = {"", stranger.target(), other_};
-  ConnectWithToken();
+  const testing::TestServer stranger;
+  NamePlaces({"", stranger.target(), other_});
+  std::ofstream(token_file_) << "0123456789abcdef";
+  Connect({.token_file = token_file_});
   Session session = Open("trainer", kLanes);
   Compute(session);
-  EXPECT_THAT(TargetsOf(session), ElementsAre(fake_.target(), fake_.target(), fake_.target()));
-  EXPECT_EQ(stranger.observed().streams, 0);
+  EXPECT_THAT(TargetsOf(session), ElementsAre(server_.target(), server_.target(), server_.target()));
+  EXPECT_EQ(server_.observed().streams, kLanes);
   const LanePlace displaced = session.lane_places()[1];
   EXPECT_EQ(displaced.why_not_elsewhere.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(displaced.why_not_elsewhere.message()), HasSubstr("without TLS the token"));

@@ -1,12 +1,12 @@
-#include "tests/integration/client/real_server.h"
+#include "tests/support/real_server.h"
 
 #include <atomic>
 #include <cstdlib>
 #include <future>
 #include <iostream>
-#include <thread>
 #include <utility>
 
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 
 namespace lossd::testing {
@@ -24,6 +24,8 @@ Value Require(absl::StatusOr<Value> value) {
   return *std::move(value);
 }
 
+constexpr char kAnothersWrite[] = "another's";
+
 class SilentStream : public engine::LaneListener {
  public:
   void OnAnswer(engine::ChunkAnswer /*answer*/) override {}
@@ -36,24 +38,22 @@ class SilentStream : public engine::LaneListener {
 RealServer::RealServer() {
   options.device = MakeWholeNumberDevice;
   options.server.listen = port_.address();
+  constexpr int64_t kRowBytes = (kHidden + 1) * static_cast<int64_t>(sizeof(float));  // with one of a bias
+  options.server.row_message_bytes = 2 * kRowBytes;
 }
 
 std::string RealServer::target() {
-  if (server_ == nullptr) Start();
+  if (server_ == nullptr) Restart();
   return server_->target();
 }
 
-void RealServer::Start(With with) {
+void RealServer::Restart(With with) {
   const CallRecorder::Pause pause;
+  server_.reset();
   server_ = std::make_unique<TestServer>(options);
   stubs_ = std::make_unique<Stubs>(server_->Channel());
   client_ = Require(Client::Connect(server_->target(), {}));
   if (with == With::kSameHead) CreateHead();
-}
-
-void RealServer::Restart(With with) {
-  server_.reset();
-  Start(with);
 }
 
 void RealServer::CreateHead() {
@@ -79,7 +79,7 @@ uint64_t RealServer::Applied() {
 }
 
 void RealServer::AwaitApplied(uint64_t chunks) {
-  while (Applied() < chunks) std::this_thread::yield();
+  Await("chunks to be applied", [&] { return Applied() >= chunks; });
 }
 
 void RealServer::FlushAfter(uint64_t chunks) {
@@ -91,7 +91,7 @@ void RealServer::FlushAfter(uint64_t chunks) {
     std::promise<absl::StatusOr<engine::FlushInfo>> begun;
     head->BeginFlush(info.generation, info.window_marks, 1,
                      [&](absl::StatusOr<engine::FlushInfo> told) { begun.set_value(std::move(told)); });
-    flush = begun.get_future().get();
+    flush = Await("a flush to begin", begun);
   }
   Require(engine::CommitFlush(*head, flush->flush_id));
 }
@@ -106,7 +106,16 @@ void RealServer::Publish(const std::string& name) {
   Require(Require(head->FindWrite(id))->Write(0, sizes.vocab_size, kernels::DataType::kFloat32, rows, bias));
   std::promise<absl::StatusOr<uint64_t>> done;
   head->CommitWrite(id, [&](absl::StatusOr<uint64_t> version) { done.set_value(std::move(version)); });
-  Require(done.get_future().get());
+  Require(Await("weights to be published", done));
+}
+
+void RealServer::BeginWrite() {
+  Require(EngineHead()->BeginWrite("another", engine::Replace::kYes, kAnothersWrite));
+}
+
+void RealServer::ForgetWrite() {
+  BeginWrite();
+  EngineHead()->DropWrite(kAnothersWrite);
 }
 
 void RealServer::Expire() {

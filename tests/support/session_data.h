@@ -1,6 +1,6 @@
 // A small head, and batches for it whose results can be foretold.
-#ifndef LOSSD_TESTS_UNIT_CLIENT_SESSION_DATA_H_
-#define LOSSD_TESTS_UNIT_CLIENT_SESSION_DATA_H_
+#ifndef LOSSD_TESTS_SUPPORT_SESSION_DATA_H_
+#define LOSSD_TESTS_SUPPORT_SESSION_DATA_H_
 
 #include <gtest/gtest.h>
 
@@ -63,4 +63,4 @@ struct Data {
 
 }  // namespace lossd::testing
 
-#endif  // LOSSD_TESTS_UNIT_CLIENT_SESSION_DATA_H_
+#endif  // LOSSD_TESTS_SUPPORT_SESSION_DATA_H_

@@ -1,7 +1,7 @@
-// A whole lossd with one small head on a device of whole numbers, what its clients sent it, and what became
-// of it.
-#ifndef LOSSD_TESTS_INTEGRATION_CLIENT_REAL_SERVER_H_
-#define LOSSD_TESTS_INTEGRATION_CLIENT_REAL_SERVER_H_
+// A whole lossd with one small head on a device of whole numbers, what its clients sent it, what happened to
+// that on its way, and what became of it. It sends rows two at a time.
+#ifndef LOSSD_TESTS_SUPPORT_REAL_SERVER_H_
+#define LOSSD_TESTS_SUPPORT_REAL_SERVER_H_
 
 #include <cstdint>
 #include <functional>
@@ -12,10 +12,10 @@
 
 #include "lossd/client.h"
 #include "lossd/v1/head.pb.h"
-#include "tests/integration/client/call_recorder.h"
-#include "tests/integration/client/whole_number_device.h"
 #include "tests/integration/server/test_server.h"
-#include "tests/unit/client/session_data.h"
+#include "tests/support/call_recorder.h"
+#include "tests/support/session_data.h"
+#include "tests/support/whole_number_device.h"
 #include "tests/unit/rpc/held_port.h"
 
 namespace lossd::testing {
@@ -36,6 +36,8 @@ class RealServer {
   // Another server takes the place of this one, at the same address, and is given the same head or none.
   enum class With { kSameHead, kNoHead };
   void Restart(With with = With::kSameHead);
+  // No connection to it lasts, and no new one is taken, until a restart.
+  void Stop() { server_.reset(); }
   // Chunks of all sessions that are open which were applied so far; waits for so many.
   uint64_t Applied();
   void AwaitApplied(uint64_t chunks);
@@ -45,12 +47,16 @@ class RealServer {
   void Abort();
   // Somebody else publishes weights that are all 0.
   void Publish(const std::string& head);
+  // Somebody else begins a write of weights in the place of the one that is under way.
+  void BeginWrite();
+  // The write that is under way is gone, as with a server that is started again.
+  void ForgetWrite();
   // The lease of all sessions ends.
   void Expire();
   // Another stream takes this lane of the only session, once that has added something.
   void TakeLane(int lane);
   // Done by somebody else when chunk `sequence` is sent for the first time, before it arrives; of any lane,
-  // or of this one. What needs no connection (all of the above but Restart) can be done so.
+  // or of this one.
   void Before(uint64_t sequence, std::function<void()> action) { BeforeOf(-1, sequence, std::move(action)); }
   void BeforeOf(int lane, uint64_t sequence, std::function<void()> action);
 
@@ -58,6 +64,7 @@ class RealServer {
   // What the head tells.
   std::vector<float> window();  // dW, of the window that a flush holds if there is one
   uint64_t generation() { return Told().generation(); }
+  std::string flush_id() { return Told().flush_id(); }
   v1::WindowState window_state() { return Told().window_state(); }
   std::vector<float> weights();
   std::vector<float> bias();
@@ -67,7 +74,6 @@ class RealServer {
   TestServer& server() { return *server_; }
 
  private:
-  void Start(With with = With::kSameHead);
   v1::Head Told();
   // One that nothing is recorded of.
   Head Own();
@@ -84,4 +90,4 @@ class RealServer {
 
 }  // namespace lossd::testing
 
-#endif  // LOSSD_TESTS_INTEGRATION_CLIENT_REAL_SERVER_H_
+#endif  // LOSSD_TESTS_SUPPORT_REAL_SERVER_H_

@@ -1,4 +1,4 @@
-#include "tests/integration/client/whole_number_device.h"
+#include "tests/support/whole_number_device.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -108,7 +108,7 @@ class WholeNumberHead : public engine::CpuBackend {
     set(returns.entropy, value);
     set(returns.prediction, token);
     set(returns.target_rank, token);
-    set(returns.divergence, 0.5F);
+    set(returns.divergence, value / 2);
     for (int32_t k = 0; k < returns.top_k; ++k) {
       returns.top_tokens[i * returns.top_k + k] = token + k;
       returns.top_log_probabilities[i * returns.top_k + k] = value;

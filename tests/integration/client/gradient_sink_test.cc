@@ -1,28 +1,27 @@
-// FlushOptions::sink: rows as they arrive, against a server that misbehaves at exact points.
+// FlushOptions::sink: rows as they arrive, also where calls are cut, or what comes is damaged.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/unit/client/fake_server.h"
+#include "tests/support/session_data.h"
+#include "tests/support/transfer_fixture.h"
 
 namespace lossd::gradient_sink_test {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::FakeServer;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::RowFate;
+using testing::kHidden;
+using testing::kVocab;
 
-constexpr int64_t kElements = FakeServer::kVocab * FakeServer::kHidden;
-constexpr int64_t kRowBytes = FakeServer::kHidden * static_cast<int64_t>(sizeof(float));
+constexpr int64_t kElements = kVocab * kHidden;
 
 // What a sink was given, behind each other.
 struct Received {
@@ -33,7 +32,7 @@ struct Received {
   absl::Status Take(int64_t first_row, int64_t rows, const void* rows_of_gradient,
                     std::span<const float> bias_gradient) {
     const auto* values = static_cast<const float*>(rows_of_gradient);
-    gradient.insert(gradient.end(), values, values + rows * FakeServer::kHidden);
+    gradient.insert(gradient.end(), values, values + rows * kHidden);
     bias.insert(bias.end(), bias_gradient.begin(), bias_gradient.end());
     first_rows.push_back(first_row);
     return absl::OkStatus();
@@ -46,47 +45,17 @@ struct Received {
   }
 };
 
-class GradientSinkTest : public ::testing::TestWithParam<bool> {
+class GradientSinkTest : public testing::TransferTest, public ::testing::WithParamInterface<bool> {
  protected:
+  GradientSinkTest() { server_.config.bias = GetParam(); }
   void SetUp() override {
-    fake_.has_bias = GetParam();
-    auto client = Client::Connect(
-        fake_.target(), {.reconnect_timeout = std::chrono::seconds(20), .transfer_bytes = 2 * kRowBytes});
-    ASSERT_TRUE(client.ok()) << client.status();
-    client_ = *std::move(client);
-    auto head = client_->GetHead(FakeServer::kName);
-    ASSERT_TRUE(head.ok()) << head.status();
-    head_ = std::make_unique<Head>(*std::move(head));
+    TransferTest::SetUp();
     FillWindow();
   }
 
-  // Puts something into every row of the window.
-  void FillWindow() {
-    auto session = head_->OpenSession({});
-    ASSERT_TRUE(session.ok()) << session.status();
-    std::vector<int64_t> labels;
-    for (int64_t i = 0; i < FakeServer::kVocab; ++i) {
-      labels.push_back(i);
-      for (int64_t j = 0; j < FakeServer::kHidden; ++j) window_.push_back(static_cast<float>(i * 10 + j + 1));
-    }
-    ASSERT_TRUE(session->Compute({.labels = labels, .hidden_states = window_.data()}, {}).ok());
-    marks_ = {session->marks()};
-  }
-
   std::vector<float> ExpectedBias() const {
-    std::vector<float> bias;
-    if (!GetParam()) return bias;
-    for (int64_t row = 0; row < FakeServer::kVocab; ++row) {
-      bias.push_back(window_[static_cast<size_t>(row * FakeServer::kHidden)] / 2);
-    }
-    return bias;
+    return GetParam() ? ExpectedBiasGradient() : std::vector<float>();
   }
-
-  FakeServer fake_;
-  std::unique_ptr<Client> client_;
-  std::unique_ptr<Head> head_;
-  std::vector<SessionMarks> marks_;
-  std::vector<float> window_;
 };
 
 TEST_P(GradientSinkTest, GetsEachRowOnceInOrder) {
@@ -96,20 +65,18 @@ TEST_P(GradientSinkTest, GetsEachRowOnceInOrder) {
   EXPECT_EQ(received.gradient, window_);
   EXPECT_EQ(received.bias, ExpectedBias());
   EXPECT_THAT(received.first_rows, ElementsAre(0, 2, 4, 6, 8, 10));
-  EXPECT_EQ(result->rows, FakeServer::kVocab);
-  EXPECT_EQ(fake_.generation(), 2U);
+  EXPECT_EQ(result->rows, kVocab);
+  EXPECT_EQ(server_.generation(), 2U);
 }
 
 TEST_P(GradientSinkTest, GetsEachRowOnceThroughCuts) {
-  fake_.on_gradient_rows = [](int message) {
-    return message == 2 || message == 3 ? RowFate::kCut : RowFate::kSend;
-  };
+  server_.recorder().row_cuts = {4, 4};
   Received received;
   const auto result = head_->Flush(received.options(), marks_, nullptr);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(received.gradient, window_);
   EXPECT_EQ(received.bias, ExpectedBias());
-  EXPECT_THAT(fake_.observed().gradient_first_rows, ElementsAre(0, 4, 4));
+  EXPECT_THAT(server_.observed().gradient_first_rows, ElementsAre(0, 4, 4));
 }
 
 TEST_P(GradientSinkTest, LeavesTheWindowFrozenIfAsked) {
@@ -119,9 +86,9 @@ TEST_P(GradientSinkTest, LeavesTheWindowFrozenIfAsked) {
   const auto result = head_->Flush(options, marks_, nullptr);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(received.gradient, window_);
-  EXPECT_EQ(fake_.window_state(), v1::WINDOW_STATE_FROZEN);
+  EXPECT_EQ(server_.window_state(), v1::WINDOW_STATE_FROZEN);
   ASSERT_TRUE(head_->CommitFlush(result->flush_id).ok());
-  EXPECT_EQ(fake_.generation(), 2U);
+  EXPECT_EQ(server_.generation(), 2U);
 }
 
 TEST_P(GradientSinkTest, NarrowRowsAreOfTheirType) {
@@ -131,7 +98,7 @@ TEST_P(GradientSinkTest, NarrowRowsAreOfTheirType) {
       .sink = [&](int64_t /*first_row*/, int64_t rows, const void* gradient, std::span<const float> bias) {
         EXPECT_EQ(bias.size(), GetParam() ? static_cast<size_t>(rows) : 0U);
         const auto* values = static_cast<const uint16_t*>(gradient);
-        narrow.insert(narrow.end(), values, values + rows * FakeServer::kHidden);
+        narrow.insert(narrow.end(), values, values + rows * kHidden);
         return absl::OkStatus();
       }};
   ASSERT_TRUE(head_->Flush(options, marks_, nullptr).ok());
@@ -153,16 +120,16 @@ TEST_P(GradientSinkTest, ErrorOfTheSinkEndsTheFlushAndReopensTheWindow) {
       if (first_row >= 4) return absl::Status(code, "no room here");
       return received.Take(first_row, rows, gradient, bias);
     };
-    const auto before = fake_.observed();
+    const auto before = server_.observed();
     const auto result = head_->Flush(options, marks_, nullptr);
     EXPECT_EQ(result.status().code(), absl::StatusCode::kCancelled) << result.status();
     EXPECT_THAT(std::string(result.status().message()), HasSubstr("at row 4"));
     EXPECT_THAT(std::string(result.status().message()), HasSubstr("no room here"));
     EXPECT_THAT(received.first_rows, ElementsAre(0, 2));
-    EXPECT_EQ(fake_.observed().gradient_first_rows.size(), before.gradient_first_rows.size() + 1);
-    EXPECT_EQ(fake_.observed().aborts, before.aborts + 1);
-    EXPECT_EQ(fake_.window_state(), v1::WINDOW_STATE_OPEN);
-    EXPECT_EQ(fake_.window(), window_);
+    EXPECT_EQ(server_.observed().gradient_first_rows.size(), before.gradient_first_rows.size() + 1);
+    EXPECT_EQ(server_.observed().aborts, before.aborts + 1);
+    EXPECT_EQ(server_.window_state(), v1::WINDOW_STATE_OPEN);
+    EXPECT_EQ(server_.window(), window_);
   }
   Received received;
   ASSERT_TRUE(head_->Flush(received.options(), marks_, nullptr).ok());
@@ -171,21 +138,21 @@ TEST_P(GradientSinkTest, ErrorOfTheSinkEndsTheFlushAndReopensTheWindow) {
 }
 
 TEST_P(GradientSinkTest, WrongChecksumIsSaidAfterTheLastRowAndReopensTheWindow) {
-  fake_.on_gradient_rows = [](int message) { return message == 1 ? RowFate::kCorrupt : RowFate::kSend; };
+  DamageGradientAt(2);
   Received received;
   const auto result = head_->Flush(received.options(), marks_, nullptr);
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss) << result.status();
   EXPECT_EQ(received.gradient.size(), static_cast<size_t>(kElements));
   EXPECT_NE(received.gradient, window_);
-  EXPECT_EQ(fake_.observed().aborts, 1);
-  EXPECT_EQ(fake_.observed().commits, 0);
-  EXPECT_EQ(fake_.window(), window_);
+  EXPECT_EQ(server_.observed().aborts, 1);
+  EXPECT_EQ(server_.observed().commits, 0);
+  EXPECT_EQ(server_.window(), window_);
 }
 
 TEST_P(GradientSinkTest, TwoPlacesForTheGradientAreRefused) {
   Received received;
   std::vector<float> gradient(kElements);
-  std::vector<float> bias(FakeServer::kVocab);
+  std::vector<float> bias(kVocab);
   const auto both = head_->Flush(received.options(), marks_, gradient.data());
   EXPECT_EQ(both.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(both.status().message()), HasSubstr("gradient"));
@@ -195,17 +162,17 @@ TEST_P(GradientSinkTest, TwoPlacesForTheGradientAreRefused) {
   const auto file = head_->FlushToFile(received.options(), marks_, "/nowhere/gradient.safetensors");
   EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(received.first_rows, IsEmpty());
-  EXPECT_EQ(fake_.window_state(), v1::WINDOW_STATE_OPEN);
+  EXPECT_EQ(server_.window_state(), v1::WINDOW_STATE_OPEN);
 }
 
 TEST_P(GradientSinkTest, DiscardEndsTheWindowAndReadsNothing) {
-  fake_.lost_commits = 1;
+  server_.recorder().LoseAnswers("CommitFlush", 1);
   const auto result = head_->Discard(marks_);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->generation, 1U);
-  EXPECT_EQ(fake_.generation(), 2U);
-  EXPECT_EQ(fake_.window_state(), v1::WINDOW_STATE_OPEN);
-  EXPECT_THAT(fake_.observed().gradient_first_rows, IsEmpty());
+  EXPECT_EQ(server_.generation(), 2U);
+  EXPECT_EQ(server_.window_state(), v1::WINDOW_STATE_OPEN);
+  EXPECT_THAT(server_.observed().gradient_first_rows, IsEmpty());
   const auto without = head_->Discard({});
   EXPECT_EQ(without.status().code(), absl::StatusCode::kOk) << without.status();
 }

@@ -1,0 +1,52 @@
+// Waits that have an end: what does not come within a minute ends the test's process, with a word for what
+// was waited for.
+#ifndef LOSSD_TESTS_SUPPORT_WAIT_H_
+#define LOSSD_TESTS_SUPPORT_WAIT_H_
+
+#include <chrono>
+#include <cstdlib>
+#include <future>
+#include <iostream>
+#include <string_view>
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+
+namespace lossd::testing {
+
+inline constexpr std::chrono::seconds kPatience(60);
+
+[[noreturn]] inline void GiveUp(std::string_view what) {
+  std::cerr << "waited " << kPatience.count() << " s for " << what << "\n";
+  std::abort();
+}
+
+// Until `ready` is true, which is asked again and again.
+template <class Ready>
+void Await(std::string_view what, Ready ready) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!ready()) {
+    if (std::chrono::steady_clock::now() > end) GiveUp(what);
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+inline void Await(std::string_view what, const absl::Notification& notification) {
+  if (!notification.WaitForNotificationWithTimeout(absl::FromChrono(kPatience))) GiveUp(what);
+}
+
+template <class Value>
+Value Await(std::string_view what, std::future<Value> future) {
+  if (future.wait_for(kPatience) != std::future_status::ready) GiveUp(what);
+  return future.get();
+}
+
+template <class Value>
+Value Await(std::string_view what, std::promise<Value>& promise) {
+  return Await(what, promise.get_future());
+}
+
+}  // namespace lossd::testing
+
+#endif  // LOSSD_TESTS_SUPPORT_WAIT_H_
