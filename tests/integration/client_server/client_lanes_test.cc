@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "lossd/client.h"
@@ -53,19 +52,6 @@ TEST_F(LanesServerTest, SeveralLanesGiveTheBitsOfOne) {
   EXPECT_EQ(four.reconnects(), 0);
 }
 
-TEST_F(LanesServerTest, OnlyASessionThatWasThereBeforeConnectsAllLanesAtOnce) {
-  StartWithWeights();
-  const SessionOptions options = {.client_key = "trainer", .lanes = kLanes};
-  auto first = head_->OpenSession(options);
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(server_->engine().counters().live_streams, 1);
-  auto second = head_->OpenSession(options);
-  ASSERT_TRUE(second.ok()) << second.status();
-  const auto live = [this] { return server_->engine().counters().live_streams.load(); };
-  while (live() > kLanes) std::this_thread::yield();  // until the first one's has ended
-  EXPECT_EQ(live(), kLanes);
-}
-
 TEST_F(LanesServerTest, MarksOfAllLanesAreWhatAFlushHasToName) {
   StartWithWeights();
   Session session = OpenLanes();
@@ -82,42 +68,6 @@ TEST_F(LanesServerTest, MarksOfAllLanesAreWhatAFlushHasToName) {
   const auto flushed = head_->Flush({}, {&marks, 1}, gradient.data());
   ASSERT_TRUE(flushed.ok()) << flushed.status();
   EXPECT_EQ(flushed->window_tokens, 30U);
-}
-
-TEST_F(LanesServerTest, BatchDuringAFlushIsWholeInTheNextWindow) {
-  StartWithWeights();
-  Session session = OpenLanes();
-  Data data(60);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  std::vector<float> gradient(kVocab * kHidden);
-  const SessionMarks marks = session.marks();
-  const auto frozen = head_->Flush({.commit = false}, {&marks, 1}, gradient.data());
-  ASSERT_TRUE(frozen.ok()) << frozen.status();
-  Data next(44);
-  absl::StatusOr<BatchResult> result = absl::UnknownError("not done");
-  std::thread compute([&] { result = session.Compute(next.batch(), next.outputs()); });
-  while (server_->rejected(engine::RejectReason::kGeneration) == 0) std::this_thread::yield();
-  EXPECT_TRUE(head_->CommitFlush(frozen->flush_id).ok());
-  compute.join();
-  ASSERT_TRUE(result.ok()) << result.status();
-  const SessionMarks after = session.marks();
-  const auto flushed = head_->Flush({}, {&after, 1}, gradient.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-  EXPECT_EQ(flushed->window_tokens, 44U);
-  EXPECT_EQ(flushed->generation, 2U);
-}
-
-TEST_F(LanesServerTest, TinyCreditOnEveryLaneOnlyTakesLonger) {
-  TestServerOptions options;
-  options.engine.lane_credit_bytes = 2000;
-  StartWithWeights(options);
-  Session session = OpenLanes();
-  Data data(301);
-  for (int round = 0; round < 3; ++round) {
-    const auto result = session.Compute(data.batch(), data.outputs());
-    ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->valid_tokens, 301);
-  }
 }
 
 // By the bytes of a row, and only where there is room.

@@ -2,12 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -138,25 +136,6 @@ TEST_F(ClientServerTest, TinyCreditAndChunkLimitOnlyMakeMoreChunks) {
   EXPECT_EQ(result->valid_tokens, 101);
 }
 
-TEST_F(ClientServerTest, NonFiniteHiddenStatesRejectTheirChunkAlone) {
-  StartWithWeights();
-  Session session = Open(8);
-  Data clean(24);
-  for (size_t i = 8; i < 16; ++i) clean.labels[i] = -100;  // what the window must hold
-  ASSERT_TRUE(session.Compute(clean.batch(), clean.outputs()).ok());
-  const std::vector<float> expected = Flush();
-
-  Data data(24);
-  data.hidden[8 * kHidden + 3] = std::numeric_limits<float>::infinity();
-  const absl::Status status = session.Compute(data.batch(), data.outputs()).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("tokens [8, 16)"));
-  EXPECT_EQ(data.losses[0], clean.losses[0]);
-  EXPECT_EQ(data.losses[8], -1.0F);
-  EXPECT_TRUE(Flush() == expected);
-  EXPECT_TRUE(session.Compute(clean.batch(), clean.outputs()).ok());
-}
-
 TEST_F(ClientServerTest, OtherSessionsFollowAFlush) {
   StartWithWeights();
   Session first = Open();
@@ -176,53 +155,6 @@ TEST_F(ClientServerTest, OtherSessionsFollowAFlush) {
   EXPECT_TRUE(Flush() == alone);
   ASSERT_TRUE(third->Compute(data.batch(), data.outputs()).ok());
   EXPECT_TRUE(Flush() == alone);
-}
-
-TEST_F(ClientServerTest, BatchDuringAFlushIsInTheNextWindow) {
-  StartWithWeights();
-  Session session = Open();
-  Data data(30);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  std::vector<float> first(kVocab * kHidden);
-  const SessionMarks marks = session.marks();
-  const auto frozen = head_->Flush({.commit = false}, {&marks, 1}, first.data());
-  ASSERT_TRUE(frozen.ok()) << frozen.status();
-  std::atomic<bool> done = false;
-  absl::StatusOr<BatchResult> result = absl::UnknownError("not done");
-  std::thread compute([&] {
-    result = session.Compute(data.batch(), data.outputs());
-    done = true;
-  });
-  // The refusal of the frozen generation is counted; after it the batch waits.
-  while (server_->rejected(engine::RejectReason::kGeneration) == 0) std::this_thread::yield();
-  EXPECT_FALSE(done);
-  EXPECT_TRUE(head_->CommitFlush(frozen->flush_id).ok());
-  compute.join();
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_TRUE(Flush() == first);
-}
-
-TEST_F(ClientServerTest, BatchDuringAnAbortedFlushIsInTheSameWindow) {
-  StartWithWeights();
-  Session session = Open();
-  Data data(30);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  std::vector<float> ignored(kVocab * kHidden);
-  const SessionMarks marks = session.marks();
-  const auto frozen = head_->Flush({.commit = false}, {&marks, 1}, ignored.data());
-  ASSERT_TRUE(frozen.ok()) << frozen.status();
-  absl::StatusOr<BatchResult> result = absl::UnknownError("not done");
-  std::thread compute([&] { result = session.Compute(data.batch(), data.outputs()); });
-  while (server_->rejected(engine::RejectReason::kGeneration) == 0) std::this_thread::yield();
-  EXPECT_TRUE(head_->AbortFlush(frozen->flush_id).ok());
-  compute.join();
-  ASSERT_TRUE(result.ok()) << result.status();
-  // Answers come before dW is complete; a flush waits for it.
-  const SessionMarks both = session.marks();
-  const auto flushed = head_->Flush({}, {&both, 1}, ignored.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-  EXPECT_EQ(flushed->generation, 1U);
-  EXPECT_EQ(flushed->window_tokens, 60U);
 }
 
 TEST_F(ClientServerTest, AFlushThatAnOperatorAbortsIsNoLongerCommittedAndTheNextHasAllOfIt) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/integration/client_server/client_server_fixture.h"
+#include "tests/support/wait.h"
 
 namespace lossd::testing::step_test {
 namespace {
@@ -161,7 +162,7 @@ TEST_F(ClientServerStepTest, ATrainerGoesOnWhileItsWindowIsRead) {
       EXPECT_EQ(flushed->generation, window + 1);
       EXPECT_EQ(flushed->window_tokens, 40U);
     });
-    frozen.get_future().wait();
+    Await("the window to be frozen", frozen);
     SessionMarks next;
     if (window < 3) next = Add(session, 40, 11 + window);
     flush.join();
@@ -170,29 +171,6 @@ TEST_F(ClientServerStepTest, ATrainerGoesOnWhileItsWindowIsRead) {
   }
   EXPECT_EQ(session.reconnects(), 0);
   EXPECT_EQ(head.Info()->generation, 5U);
-}
-
-TEST_F(ClientServerStepTest, WhatWasTakenDuringAnAbortedFlushIsInTheWindow) {
-  StartWithWeights();
-  std::vector<float> expected = GradientOf(40, 10);
-  for (const uint32_t seed : {11U, 12U}) {
-    const std::vector<float> more = GradientOf(40, seed);
-    for (size_t i = 0; i < expected.size(); ++i) expected[i] += more[i];
-  }
-  const Head head = Make({.name = "two", .double_buffer = true});
-  Session session = *head.OpenSession({});
-  const SessionMarks marks = Add(session, 40, 10);
-  std::vector<float> gradient(kVocab * kHidden);
-  const auto flushed = head.Flush({.commit = false}, {&marks, 1}, gradient.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-  Add(session, 40, 11);
-  ASSERT_TRUE(head.AbortFlush(flushed->flush_id).ok());
-  const SessionMarks all = Add(session, 40, 12);
-  const auto again = head.Flush({}, {&all, 1}, gradient.data());
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(again->generation, 1U);
-  EXPECT_EQ(again->window_tokens, 120U);
-  EXPECT_THAT(gradient, Pointwise(FloatNear(1e-5F), expected));
 }
 
 // What travels is what there is to send, and nothing of the weights' shape.
