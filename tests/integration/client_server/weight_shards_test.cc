@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/integration/client_server/weight_ranks.h"
+#include "tests/support/wait.h"
 
 namespace lossd::testing::weight_shards_test {
 namespace {
@@ -73,7 +74,7 @@ TEST_F(WeightShardsTest, EveryRankWritesItsOwnRowsAndReadsThemBack) {
       ASSERT_TRUE(write.ok()) << write.status();
       EXPECT_TRUE(Write(*write, kShards[i], 1).ok());
       ++written;
-      while (written < kShards.size()) std::this_thread::yield();
+      Await("the other ranks", [&] { return written == kShards.size(); });
       const auto version = write->Commit();
       ASSERT_TRUE(version.ok()) << version.status();
       versions[i] = *version;

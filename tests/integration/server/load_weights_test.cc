@@ -17,6 +17,7 @@
 #include "server/engine/checkpoint/checkpoint_store.h"
 #include "server/rpc/services/weight_loader.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/checkpoint/checkpoint_folder.h"
 
 namespace lossd::testing::load_weights_test {
@@ -390,7 +391,8 @@ TEST_F(LoadUnderWay, AClientThatGoesAwayLeavesNothing) {
     stubs_->heads->LoadWeights(&context, request, &response);  // whichever came first
     cancel.join();
   }
-  while (!BeginWrite("head", "free").ok()) std::this_thread::yield();
+  Await("the load to leave the head", [this] { return BeginWrite("head", "free").ok(); });
+  EXPECT_EQ(GetHead(*stubs_, "head").staged_rows(), 0);
 }
 
 TEST_F(LoadUnderWay, AFileThatIsShortenedIsDataLossAndTheServerServesOn) {

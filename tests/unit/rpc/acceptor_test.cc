@@ -17,9 +17,9 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "server/rpc/transport/file_descriptor.h"
+#include "tests/support/wait.h"
 
 namespace lossd::rpc::acceptor_test {
 namespace {
@@ -98,7 +98,7 @@ TEST_F(AcceptorTest, WhatGrpcStillHasIsCutOff) {
 
 TEST_F(AcceptorTest, WhatIsClosedIsLeftAlone) {
   const uint16_t port = PortOf(Connect());
-  while (HasPeer(port)) std::this_thread::yield();
+  lossd::testing::Await("the connection to end", [&] { return !HasPeer(port); });
   acceptor_.Stop();
   server_->Shutdown();
   // The number may be another socket's by now.

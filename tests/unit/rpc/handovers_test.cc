@@ -9,9 +9,12 @@
 #include <thread>
 
 #include "absl/synchronization/notification.h"
+#include "tests/support/wait.h"
 
 namespace lossd::rpc::handovers_test {
 namespace {
+
+using lossd::testing::Await;
 
 class HandoversTest : public ::testing::Test {
  protected:
@@ -37,9 +40,9 @@ TEST_F(HandoversTest, OneThatLastsKeepsNoOtherWaiting) {
   absl::Notification over;
   absl::Notification done;
   Handovers handovers;
-  handovers.Begin(server_.get(), [&](size_t) { over.WaitForNotification(); });
+  handovers.Begin(server_.get(), [&](size_t) { Await("the end", over); });
   handovers.Begin(server_.get(), [&](size_t) { done.Notify(); });
-  done.WaitForNotification();
+  Await("the other one", done);
   EXPECT_TRUE(handovers.AnyLasts());
   over.Notify();
 }
@@ -52,12 +55,12 @@ TEST_F(HandoversTest, ThereIsRoomForSoManyEachWithAPlaceOfItsOwn) {
     ASSERT_TRUE(handovers.HasRoom());
     handovers.Begin(server_.get(), [&](size_t place) {
       ++taken.at(place);
-      over.WaitForNotification();
+      Await("the end", over);
     });
   }
   EXPECT_FALSE(handovers.HasRoom());
   over.Notify();
-  while (handovers.AnyLasts()) std::this_thread::yield();
+  Await("the last one", [&] { return !handovers.AnyLasts(); });
   EXPECT_TRUE(handovers.HasRoom());
   for (const std::atomic<int>& times : taken) EXPECT_EQ(times, 1);
 }
@@ -67,17 +70,17 @@ TEST_F(HandoversTest, WhatTakesTheProcessorForLongIsEndedOnceOthersWantItsPlace)
   Handovers handovers;
   handovers.Begin(server_.get(), [&](size_t) { ReadUntilItIsCutOff(); });
   for (size_t i = 2; i < Handovers::kMost; ++i) {
-    handovers.Begin(client_.get(), [&](size_t) { over.WaitForNotification(); });
+    handovers.Begin(client_.get(), [&](size_t) { Await("the end", over); });
   }
   std::this_thread::sleep_for(2 * Handovers::kMostTime);
   EXPECT_TRUE(handovers.EndOverdue().empty());
-  handovers.Begin(client_.get(), [&](size_t) { over.WaitForNotification(); });
+  handovers.Begin(client_.get(), [&](size_t) { Await("the end", over); });
   size_t ended = 0;
-  while (ended == 0) ended = handovers.EndOverdue().size();
+  Await("one to be ended", [&] { return (ended = handovers.EndOverdue().size()) > 0; });
   EXPECT_EQ(ended, 1u);
   while (!handovers.EndOverdue().empty()) ADD_FAILURE() << "it counts once";
   over.Notify();
-  while (handovers.AnyLasts()) std::this_thread::yield();
+  Await("the last one", [&] { return !handovers.AnyLasts(); });
 }
 
 TEST_F(HandoversTest, TheEndWaitsForNoneThatLasts) {

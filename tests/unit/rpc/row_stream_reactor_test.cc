@@ -15,6 +15,7 @@
 
 #include "lossd/v1/head.grpc.pb.h"
 #include "proto/wire/row_wire.h"
+#include "tests/support/wait.h"
 
 namespace lossd::rpc::row_stream_reactor_test {
 namespace {
@@ -57,7 +58,7 @@ TEST(RowStreamReactor, ReadingThreadLeavesACallAloneThatEndsBesideIt) {
     last_reader = std::thread([done = std::move(done)] { done(absl::OkStatus()); });
     // gRPC does not know the reactor yet, so the first piece cannot have been sent before that thread has the
     // lock.
-    locked.get_future().wait();
+    lossd::testing::Await("the lock", locked);
   };
   source.encode = [&, alive = std::move(alive)](int64_t first_row, int64_t rows, const grpc::Slice& data,
                                                 const std::string& /*bias*/) {

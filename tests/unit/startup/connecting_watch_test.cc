@@ -43,10 +43,16 @@ TEST(ConnectingWatch, ALeaderThatIsToldToEndMeanwhileDoes) {
 }
 
 TEST(ConnectingWatch, NothingHappensOnceRanksAreConnected) {
-  {
-    const ConnectingWatch watch(absl::Milliseconds(200), [] { return false; });
-  }
-  absl::SleepFor(absl::Milliseconds(400));
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        {
+          const ConnectingWatch watch(absl::Milliseconds(200), [] { return false; });
+        }
+        absl::SleepFor(absl::Milliseconds(400));
+        _exit(0);
+      },
+      ExitedWithCode(0), "");
 }
 
 }  // namespace
