@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "server/rpc/transport/file_descriptor.h"
 #include "tests/support/wait.h"
@@ -60,16 +61,23 @@ class AcceptorTest : public ::testing::Test {
     EXPECT_EQ(getsockname(client.get(), reinterpret_cast<sockaddr*>(&address), &bytes), 0);
     return address.sin_port;
   }
-  // Whether this process has a socket that is connected to that port: gRPC closes its own in a thread.
-  static bool HasPeer(uint16_t port) {
+  // This process's socket that is connected to that port, as /proc names it: gRPC's.
+  static std::filesystem::path SocketTo(uint16_t port) {
     for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
       sockaddr_in address{};
       socklen_t bytes = sizeof(address);
       const int number = std::stoi(file.path().filename());
       if (getpeername(number, reinterpret_cast<sockaddr*>(&address), &bytes) == 0 &&
           address.sin_port == port) {
-        return true;
+        return std::filesystem::read_symlink(file.path());
       }
+    }
+    return {};
+  }
+  static bool IsOpen(const std::filesystem::path& socket) {
+    for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code error;  // it may be closed meanwhile
+      if (std::filesystem::read_symlink(file.path(), error) == socket) return true;
     }
     return false;
   }
@@ -97,8 +105,14 @@ TEST_F(AcceptorTest, WhatGrpcStillHasIsCutOff) {
 }
 
 TEST_F(AcceptorTest, WhatIsClosedIsLeftAlone) {
-  const uint16_t port = PortOf(Connect());
-  lossd::testing::Await("the connection to end", [&] { return !HasPeer(port); });
+  std::filesystem::path socket_of_grpc;
+  {
+    const FileDescriptor client = Connect();
+    socket_of_grpc = SocketTo(PortOf(client));
+  }
+  ASSERT_FALSE(socket_of_grpc.empty());
+  // It does so in a thread, and its socket is connected no more before that.
+  lossd::testing::Await("gRPC to close its socket", [&] { return !IsOpen(socket_of_grpc); });
   acceptor_.Stop();
   server_->Shutdown();
   // The number may be another socket's by now.
