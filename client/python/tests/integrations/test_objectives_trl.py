@@ -13,6 +13,7 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # before the experimental trainers
 import pytest
 import torch
 import trl
+from cases import pairwise
 from torch import Tensor
 from trl.experimental.async_distillation.async_distillation_trainer import _add_tail_bucket, _jsd_divergence
 from trl.experimental.cpo import CPOConfig, CPOTrainer
@@ -152,9 +153,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("of_tokens", [False, True])
-@pytest.mark.parametrize("on_policy", [False, True])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pairwise(variant=list(VARIANTS), on_policy=[False, True], of_tokens=[False, True])
 def test_grpo(variant: str, on_policy: bool, of_tokens: bool) -> None:
     options, mask = VARIANTS[variant], completions(4)
     log_probs = log_probabilities(2)
@@ -226,9 +225,7 @@ def test_the_entropy_bonus_of_grpo() -> None:
     assert_same(ours, theirs, log_probabilities(2), entropies)
 
 
-@pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
-@pytest.mark.parametrize("liked", ["some", "all", "none"])
-@pytest.mark.parametrize("shift", [-0.5, 0.5])
+@pairwise(liked=["some", "all", "none"], loss_type=["kto", "apo_zero_unpaired"], shift=[-0.5, 0.5])
 def test_kto(loss_type: str, liked: str, shift: float) -> None:
     mask = completions()
     reference = sequence_log_probs(log_probabilities(3), mask)

@@ -9,6 +9,7 @@ import peft
 import pytest
 import torch
 import transformers
+from cases import nightly
 from models import batch, build, twin
 from test_trainer import Rows
 
@@ -40,7 +41,7 @@ def train(model: torch.nn.Module, folder: Path) -> list[dict[str, float]]:
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "llama-tied"])
+@pytest.mark.parametrize("kind", ["llama", *nightly("gemma2", "llama-tied")])
 def test_adapters_train_as_with_the_local_head(client: lossd.Client, name: str, tmp_path: Path, kind: str) -> None:
     local = build(kind)
     model = twin(local)

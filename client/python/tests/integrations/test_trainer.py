@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from cases import nightly
 from models import VOCABULARY, build, twin
 
 import lossd
@@ -42,8 +43,8 @@ def train(kind: type, model: torch.nn.Module, folder: Path, **options: Any) -> t
     return [entry for entry in trainer.state.log_history if "loss" in entry], trainer
 
 
-@pytest.mark.parametrize("max_grad_norm", [0.25, 0.0])
-@pytest.mark.parametrize("kind", ["llama", "llama-tied"])
+@pytest.mark.parametrize("max_grad_norm", [0.25, *nightly(0.0)])
+@pytest.mark.parametrize("kind", ["llama", *nightly("llama-tied")])
 def test_losses_are_those_of_the_local_model(
     client: lossd.Client, name: str, tmp_path: Path, kind: str, max_grad_norm: float
 ) -> None:
@@ -66,6 +67,7 @@ def test_losses_are_those_of_the_local_model(
     assert info.window_tokens == 0 and info.optimizer_steps == (8 if kind == "llama" else 0)
 
 
+@pytest.mark.nightly
 def test_checkpoints_of_the_trainer_go_on(client: lossd.Client, name: str, tmp_path: Path) -> None:
     model = build("llama")
     patch(model, client=client, name=name, grad_scale=1.0, optimizer=lossd.AdamW())
@@ -99,6 +101,7 @@ def scaled(kind: type, model: torch.nn.Module, folder: Path, monkeypatch: pytest
     return trainer
 
 
+@pytest.mark.nightly
 def test_a_step_that_the_scaler_skips_leaves_nothing_behind(
     client: lossd.Client, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +115,7 @@ def test_a_step_that_the_scaler_skips_leaves_nothing_behind(
     torch.testing.assert_close(head.read_weights()[0], local.lm_head.weight.detach(), rtol=1e-3, atol=2e-4)
 
 
+@pytest.mark.nightly
 def test_a_loss_that_is_not_finite_is_forgotten_after_its_step(
     client: lossd.Client, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +132,7 @@ def test_a_loss_that_is_not_finite_is_forgotten_after_its_step(
     assert head.head.info().optimizer_steps == 3  # of five: not finite are the first, here, and the second, there
 
 
+@pytest.mark.nightly
 def test_a_trainer_trains_twice(client: lossd.Client, name: str, tmp_path: Path) -> None:
     model = build("llama")
     head = patch(model, client=client, name=name, optimizer=lossd.AdamW())
@@ -146,6 +151,7 @@ class Saves(transformers.TrainerCallback):
         self._head.save_checkpoint(f"step-{state.global_step}")
 
 
+@pytest.mark.nightly
 def test_a_trainer_resumes_with_the_moments_of_the_head(tmp_path: Path) -> None:
     options = {"save_steps": 4, "save_strategy": "steps"}
 

@@ -33,6 +33,7 @@ def losses(trainer: transformers.Trainer) -> list[float]:
 
 
 # A mixture of experts, whose auxiliary loss transformers leaves out of a smoothed one.
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "llama-tied", "mixtral"])
 def test_label_smoothing_is_the_trainers(client: lossd.Client, name: str, tmp_path: Path, kind: str) -> None:
     local = build(kind)
@@ -75,6 +76,7 @@ class Accuracy:
         return {"accuracy": float((predicted == labels)[labels != -100].mean())}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("trainer", [transformers.Trainer, RemoteHeadTrainer])
 def test_metrics_are_of_the_servers_predictions(client: lossd.Client, name: str, tmp_path: Path, trainer: type) -> None:
     local = build("llama")
@@ -95,6 +97,7 @@ def test_metrics_are_of_the_servers_predictions(client: lossd.Client, name: str,
     assert (got[:, :-1][~counted] == -100).all() and (got[:, -1] == -100).all()
 
 
+@pytest.mark.nightly
 def test_predictions_may_be_processed_before_they_are_gathered(client: lossd.Client, name: str, tmp_path: Path) -> None:
     model = build("llama")
     patch(model, client=client, name=name, optimizer=lossd.SGD())
@@ -116,6 +119,7 @@ def test_predictions_may_be_processed_before_they_are_gathered(client: lossd.Cli
     assert set(seen) == {(torch.int64, True)}
 
 
+@pytest.mark.nightly
 def test_evaluation_of_the_loss_alone_keeps_no_predictions(client: lossd.Client, name: str, tmp_path: Path) -> None:
     model = build("llama")
     patch(model, client=client, name=name, optimizer=lossd.SGD())
@@ -125,6 +129,7 @@ def test_evaluation_of_the_loss_alone_keeps_no_predictions(client: lossd.Client,
     assert trainer_of(transformers.Trainer, model, tmp_path).predict(Rows(5)).predictions.shape == (5, 10)
 
 
+@pytest.mark.nightly
 def test_metrics_of_experts_are_in_their_places(client: lossd.Client, name: str, tmp_path: Path) -> None:
     local = build("mixtral")
     model = twin(local)

@@ -251,6 +251,7 @@ def test_bfloat16_models_have_bfloat16_heads(client: lossd.Client, name: str) ->
     assert all(gradient.dtype == torch.bfloat16 for gradient in trunk_gradients(model).values())
 
 
+@pytest.mark.nightly
 def test_compiled_models_train(client: lossd.Client, name: str) -> None:
     local = build("llama").train()
     model = twin(local)

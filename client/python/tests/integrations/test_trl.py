@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 import trl
+from cases import nightly
 from models import VOCABULARY, batch, build, twin
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -75,7 +76,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+@pytest.mark.parametrize("kind", ["llama", *nightly("gemma2")])
 def test_sft_trains_as_with_the_local_head(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any, kind: str
 ) -> None:
@@ -92,6 +93,7 @@ def test_sft_trains_as_with_the_local_head(
     torch.testing.assert_close(head.read_weights()[0], local.lm_head.weight.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "weighting"), [("llama", False), ("granite", True)])
 def test_dpo_trains_as_with_the_local_head(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any, kind: str, weighting: bool
@@ -109,6 +111,7 @@ def test_dpo_trains_as_with_the_local_head(
     assert head.head.info().optimizer_steps == STEPS
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_copy_made_after_a_trainer_is_a_reference(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, bf16: bool
@@ -135,6 +138,7 @@ def test_a_copy_made_after_a_trainer_is_a_reference(
     assert distances[0] > 1.0 and distances[0] == pytest.approx(distances[1], rel=0.1 if bf16 else 1e-4)
 
 
+@pytest.mark.nightly
 def test_a_copy_that_is_unpatched_computes_with_its_own_weights(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
 ) -> None:
@@ -150,6 +154,7 @@ def test_a_copy_that_is_unpatched_computes_with_its_own_weights(
         assert copied.eval()(**batch()).loss.item() == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_dpo_computes_log_probabilities_of_the_reference_beforehand(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
 ) -> None:
@@ -160,6 +165,7 @@ def test_dpo_computes_log_probabilities_of_the_reference_beforehand(
     assert_same(*logs)
 
 
+@pytest.mark.nightly
 def test_grpo_trains_as_with_the_local_head(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any
 ) -> None:
@@ -201,6 +207,7 @@ class CountingServer:
         return {label: int(count) for label, count in found}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["dpo", "grpo"])
 def test_fifty_steps_stay_those_of_the_local_head(name: str, tmp_path: Path, tokenizer: Any, method: str) -> None:
     """Rounding does not add up: nor do the completions that are drawn become others. And hidden states travel once."""
@@ -227,7 +234,7 @@ def test_fifty_steps_stay_those_of_the_local_head(name: str, tmp_path: Path, tok
 EVERYTHING = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma2-tied", "granite", "mixtral", "phi-bias"])
+@pytest.mark.parametrize("kind", ["llama", *nightly("gemma2", "gemma2-tied", "granite", "mixtral", "phi-bias")])
 @pytest.mark.parametrize("items", [None, 17])
 def test_everything_that_trl_may_ask_for(client: lossd.Client, name: str, kind: str, items: int | None) -> None:
     local = build(kind).train()
@@ -257,6 +264,7 @@ def test_everything_that_trl_may_ask_for(client: lossd.Client, name: str, kind: 
     assert generated[0].equal(generated[1])
 
 
+@pytest.mark.nightly
 def test_an_entropy_bonus_trains_as_with_the_local_head(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
 ) -> None:
@@ -267,6 +275,7 @@ def test_an_entropy_bonus_trains_as_with_the_local_head(
     assert_same(got, want)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [sft, dpo])
 def test_lora_trains_as_with_the_local_head(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, make: Any
@@ -290,6 +299,7 @@ def test_lora_trains_as_with_the_local_head(
     assert (info.optimizer_steps, info.weight_version, info.window_tokens) == (0, 1, 0)
 
 
+@pytest.mark.nightly
 def test_the_trainer_of_an_unpatched_model_goes_on(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
 ) -> None:
@@ -305,6 +315,7 @@ def test_the_trainer_of_an_unpatched_model_goes_on(
     assert got == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.nightly
 def test_metrics_of_an_evaluation_are_of_the_servers_logits(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
 ) -> None:
@@ -331,6 +342,7 @@ class SmoothingTrainer(RemoteHeadTrainerMixin, trl.SFTTrainer):
 
 
 # A mixture of experts, whose auxiliary loss TRL leaves out of a smoothed one, and tells all the same.
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
 def test_label_smoothing_of_sft_is_the_servers(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any, kind: str
@@ -345,6 +357,7 @@ def test_label_smoothing_of_sft_is_the_servers(
     assert_same(got, want)
 
 
+@pytest.mark.nightly
 def test_other_losses_of_sft_are_not_smoothed(client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any) -> None:
     local = build("llama")
     model = twin(local)
@@ -356,6 +369,7 @@ def test_other_losses_of_sft_are_not_smoothed(client: lossd.Client, name: str, t
     assert_same(got, want)
 
 
+@pytest.mark.nightly
 def test_label_smoothing_of_sft_without_the_mixin_is_refused(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
 ) -> None:
@@ -387,6 +401,7 @@ def test_fp32_logits_of_a_head_in_bfloat16_are_refused(
         grpo(model, tokenizer, tmp_path, cast_lm_head_to_fp32=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["llama", "llama-tied"])
 def test_fp32_logits_are_those_of_a_head_in_fp32(
@@ -406,6 +421,7 @@ def test_fp32_logits_are_those_of_a_head_in_fp32(
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.nightly
 def test_distillation_is_refused(client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any) -> None:
     model = build("llama")
     patch(model, client=client, name=name, optimizer=lossd.SGD())
@@ -417,6 +433,7 @@ def test_distillation_is_refused(client: lossd.Client, name: str, tmp_path: Path
         trainer.train()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["kto", "rloo"])
 def test_kto_and_rloo_train_as_with_the_local_head(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, method: str

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cases import nightly
 from gpt_models import (
     EXACT,
     HIDDEN,
@@ -27,17 +28,18 @@ from ranks import Ranks
 
 import lossd
 
-LAYOUTS = {
-    "whole": Layout(),
-    "tensor": Layout(tp=2),
-    "tensor_odd": Layout(tp=2, length=7),
-    "sequence": Layout(tp=2, sequence=True),
-    "whole_mtp": Layout(mtp=2),
-    "tensor_mtp": Layout(tp=2, mtp=2),
-    "tensor_odd_mtp": Layout(tp=2, mtp=1, length=7),
-    "sequence_mtp": Layout(tp=2, sequence=True, mtp=2),
-}
-every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+LAYOUTS = [
+    Layout(tp=2, sequence=True, mtp=2),
+    *nightly(
+        Layout(),
+        Layout(tp=2),
+        Layout(tp=2, length=7),
+        Layout(tp=2, sequence=True),
+        Layout(mtp=2),
+        Layout(tp=2, mtp=2),
+        Layout(tp=2, mtp=1, length=7),
+    ),
+]
 
 
 def replaced(model: Any, target: str, name: str, **options: Any) -> Any:
@@ -88,11 +90,12 @@ def losses_and_gradients(rank: int, group: dist.ProcessGroup, target: str, layou
         finish(layer)
 
 
-@every_layout
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_losses_and_gradients(ranks: Ranks, server: lossd.Server, layout: Layout) -> None:
     ranks.run(losses_and_gradients, server.target, layout, False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", [Layout(mtp=2), Layout(tp=2, sequence=True, mtp=2)])
 def test_depths_whose_losses_are_not_divided_here(ranks: Ranks, server: lossd.Server, layout: Layout) -> None:
     ranks.run(losses_and_gradients, server.target, layout, True)
@@ -119,6 +122,7 @@ def counted(rank: int, group: dist.ProcessGroup, target: str, layout: Layout) ->
         return passes
 
 
+@pytest.mark.nightly
 def test_all_depths_are_one_batch_and_each_token_is_sent_by_one_rank(ranks: Ranks, server: lossd.Server) -> None:
     for sequence in (False, True):
         passes = ranks.run(counted, server.target, Layout(tp=2, sequence=sequence))
@@ -146,6 +150,7 @@ def masked(rank: int, group: dist.ProcessGroup, target: str, layout: Layout) -> 
         finish(layer)
 
 
+@pytest.mark.nightly
 def test_masked_tokens_may_stay_here(ranks: Ranks, server: lossd.Server) -> None:
     ranks.run(masked, server.target, Layout(tp=2))
 
@@ -167,6 +172,7 @@ def logits(rank: int, group: dist.ProcessGroup, target: str, layout: Layout) -> 
         finish(layer)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=2), Layout(tp=2, sequence=True)])
 def test_logits_without_labels(ranks: Ranks, server: lossd.Server, layout: Layout) -> None:
     ranks.run(logits, server.target, layout)
@@ -236,6 +242,7 @@ def states(rank: int, group: dist.ProcessGroup, target: str, layout: Layout, fol
         finish(layer)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("own_weight", [False, True])
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=2)])
 def test_checkpoints(ranks: Ranks, server: lossd.Server, layout: Layout, own_weight: bool, tmp_path: Any) -> None:
@@ -256,5 +263,6 @@ def kept(rank: int, group: dist.ProcessGroup, target: str) -> None:
         finish(layer)
 
 
+@pytest.mark.nightly
 def test_a_head_that_goes_on_keeps_its_weights(ranks: Ranks, server: lossd.Server) -> None:
     ranks.run(kept, server.target)

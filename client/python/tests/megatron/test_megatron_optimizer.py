@@ -14,6 +14,8 @@ from test_megatron_training import RULE, Trainer, both_stages, same_course
 
 import lossd
 
+pytestmark = pytest.mark.nightly
+
 
 def reduced(trainer: Trainer, layout: Layout, step: int = 0) -> None:
     """The gradient of one batch."""

@@ -29,6 +29,8 @@ from test_megatron_training import RULE, Trainer
 
 import lossd
 
+pytestmark = pytest.mark.nightly
+
 
 def tied_to_an_embedding_of_its_own(rank: int, group: dist.ProcessGroup, target: str) -> None:
     """A last stage with layers for more tokens has a copy of the embedding, and an output layer whose weight nobody

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cases import nightly
 from gpt_models import EXACT, Layout, WithoutCuda, batch, distance, gathered_rows, model_of, objective, parallel, twins
 from ranks import Ranks
 from test_megatron_model import finish, replaced
@@ -136,9 +137,9 @@ def stepped_there(
         return course[1]
 
 
-@pytest.mark.parametrize("distributed", [False, True])
-@pytest.mark.parametrize("clip", [0.5, 0.0])
-@pytest.mark.parametrize("layout", [Layout(mtp=1), Layout(tp=2, sequence=True)], ids=["data", "sequence"])
+@pytest.mark.parametrize("distributed", [False, *nightly(True)])
+@pytest.mark.parametrize("clip", [0.5, *nightly(0.0)])
+@pytest.mark.parametrize("layout", [Layout(mtp=1), *nightly(Layout(tp=2, sequence=True))], ids=["data", "sequence"])
 def test_the_server_steps_the_head(
     ranks: Ranks, server: lossd.Server, layout: Layout, clip: float, distributed: bool
 ) -> None:
@@ -146,6 +147,7 @@ def test_the_server_steps_the_head(
     assert clip == 0 or min(norms) > clip
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", [Layout(mtp=1), Layout(tp=2)], ids=["data", "tensor"])
 def test_a_mean_over_the_tokens_of_the_step(ranks: Ranks, server: lossd.Server, layout: Layout) -> None:
     ranks.run(stepped_there, server.target, layout, 0.5, False, True)
@@ -180,6 +182,7 @@ def stepped_here(
         finish(layer)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("delay", [False, True])
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize("layout", [Layout(mtp=1), Layout(tp=2), Layout(tp=2, sequence=True)])
@@ -189,10 +192,12 @@ def test_megatron_steps_its_own_weight(
     ranks.run(stepped_here, server.target, layout, distributed, delay, False, False)
 
 
+@pytest.mark.nightly
 def test_gradients_that_are_reduced_while_backward_runs(ranks: Ranks, server: lossd.Server) -> None:
     ranks.run(stepped_here, server.target, Layout(), True, False, True, False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("delay", [False, True])
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=2)])
 def test_tied_embeddings(ranks: Ranks, server: lossd.Server, layout: Layout, delay: bool) -> None:
@@ -212,6 +217,7 @@ def delayed_and_overlapped(rank: int, group: dist.ProcessGroup, target: str) -> 
         finish(layer)
 
 
+@pytest.mark.nightly
 def test_a_delayed_gradient_would_come_too_late_for_overlapped_reduction(ranks: Ranks, server: lossd.Server) -> None:
     ranks.run(delayed_and_overlapped, server.target)
 
@@ -269,6 +275,7 @@ def both_stages(rank: int, model: Any, wrapped: Any, given: dict[str, Any]) -> N
     dist.send(hidden.grad, 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("clip", [0.5, 0.0])
 def test_norms_are_of_all_pipeline_stages(ranks: Ranks, server: lossd.Server, clip: float) -> None:
     ranks.run(pipelined, server.target, clip)
@@ -290,6 +297,7 @@ def spoiled(rank: int, group: dist.ProcessGroup, target: str) -> None:
         finish(layer)
 
 
+@pytest.mark.nightly
 def test_a_gradient_that_is_not_finite_steps_nothing(ranks: Ranks, server: lossd.Server) -> None:
     ranks.run(spoiled, server.target)
 
@@ -330,5 +338,6 @@ def cut(rank: int, group: dist.ProcessGroup, target: str) -> None:
         finish(layer)
 
 
+@pytest.mark.nightly
 def test_a_flush_that_was_cut_is_not_added_twice(ranks: Ranks, server: lossd.Server) -> None:
     ranks.run(cut, server.target)

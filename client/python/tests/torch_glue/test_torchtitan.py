@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cases import nightly
 from glue_support import HIDDEN, VOCAB, Ranks, batch
 
 import lossd
@@ -137,7 +138,7 @@ def reference(ranks: int, rates: list[float]) -> list[list[float]]:
     return losses
 
 
-@pytest.mark.parametrize("manager", [{}, {"async_mode": "async"}], ids=str)
+@pytest.mark.parametrize("manager", [{}, *nightly({"async_mode": "async"})], ids=str)
 def test_a_run_goes_on_from_its_checkpoint(
     ranks: Ranks, server: lossd.Server, client: lossd.Client, tmp_path: Path, manager: dict[str, Any]
 ) -> None:
