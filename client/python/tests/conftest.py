@@ -1,4 +1,5 @@
-"""One server for all tests of a process; each test has heads of its own. LOSSD_TEST_DEVICE=cuda:0 puts it on a GPU."""
+"""One server and two ranks for all tests of a process; each test has heads of its own. LOSSD_TEST_DEVICE=cuda:0 puts
+the server on a GPU."""
 
 from __future__ import annotations
 
@@ -12,6 +13,10 @@ import numpy as np
 import pytest
 
 import lossd
+
+# TorchInductor compiles a kernel or two here: it needs neither a pool of processes nor headers compiled beforehand.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 # The process that hands out tests reads the warnings of each worker in a thread of its own. Two threads that begin to
 # import modules of one package at the same time may both get them in pieces, so it is there before.
@@ -43,6 +48,16 @@ def server() -> Iterator[lossd.Server]:
 def client(server: lossd.Server) -> Iterator[lossd.Client]:
     with server.client() as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two of them, on the CPU."""
+    from ranks import Ranks
+
+    started = Ranks(2, tmp_path_factory.mktemp("ranks") / "store")
+    yield started
+    started.stop()
 
 
 @pytest.fixture

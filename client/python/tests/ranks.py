@@ -1,30 +1,45 @@
-"""Ranks that live as long as the tests."""
+"""Processes of tests: ranks that live as long as the tests, and new ones."""
 
 from __future__ import annotations
 
 import datetime
 import gc
+import multiprocessing
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forked import context
+
+
+def _context() -> ForkServerContext:
+    """Forks a process that has imported PyTorch, for which an interpreter takes seconds. Nothing that is imported there
+    may start threads."""
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(["torch.distributed.pipelining", "lossd.torch"])
+    return forkserver
+
+
+def in_a_process(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What work(*arguments) returns in a new process."""
+    with _context().Pool(1) as pool:
+        return pool.apply_async(work, arguments).get(timeout=300)
 
 
 class Ranks:
-    """Processes with a gloo group of the first 2 and one of all 3, which run what they are given. Without
-    `daemon` they may have processes of their own."""
+    """Processes with a gloo group of the first two and one of all, which run what they are given.
+    They may have processes of their own."""
 
-    def __init__(self, size: int, store: Path, *, daemon: bool = True) -> None:
-        forkserver = context()
+    def __init__(self, size: int, store: Path) -> None:
+        forkserver = _context()
         self._processes, self._pipes = [], []
         for rank in range(size):
             here, there = forkserver.Pipe()
-            process = forkserver.Process(target=_serve, args=(there, rank, size, str(store)), daemon=daemon)
+            process = forkserver.Process(target=_serve, args=(there, rank, size, str(store)))
             process.start()
             there.close()
             self._processes.append(process)

@@ -59,10 +59,8 @@ def run(rank: int, remote: RemoteHead | None, schedule_name: str, tail: str) -> 
     return record
 
 
-def run_all(rank: int, rendezvous: str, target: str, head_name: str) -> dict[str, dict[str, list]]:
-    """What this rank recorded of every schedule and tail. Run in a process of its own."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+def run_all(rank: int, group: dist.ProcessGroup, target: str, head_name: str) -> dict[str, dict[str, list]]:
+    """What this rank recorded of every schedule and tail."""
     records = {}
     with lossd.connect(target) as client:
         for schedule_name in SCHEDULES:
@@ -72,5 +70,4 @@ def run_all(rank: int, rendezvous: str, target: str, head_name: str) -> dict[str
                 records[key] = run(rank, remote, schedule_name, tail)
                 if remote:
                     records[key]["weights"] = torch.as_tensor(remote.head.read_weights())
-    dist.destroy_process_group()
     return records

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import memory_trainer
 import memory_trl
 import pytest
-from forked import in_processes
 from memory_trainer import HIDDEN, LOGITS_BYTES, TOKENS, WEIGHT_BYTES
+from ranks import in_a_process
 
 import lossd
+
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +20,7 @@ def outcomes(server: lossd.Server, client: lossd.Client) -> Iterator[dict[str, d
     """What each kind of trainer needed."""
     found = {}
     for kind in memory_trainer.KINDS:
-        (found[kind],) = in_processes(memory_trainer.train, [(kind, server.target, f"memory-{kind}")])
+        found[kind] = in_a_process(memory_trainer.train, kind, server.target, f"memory-{kind}")
         if kind != "local":
             client.delete_head(f"memory-{kind}", discard_gradient=True)
     yield found
@@ -45,7 +47,7 @@ def test_they_do_the_same(outcomes: dict[str, dict]) -> None:
 
 @pytest.fixture(scope="module")
 def trl_outcomes(server: lossd.Server, client: lossd.Client) -> dict[str, list[dict[str, int]]]:
-    (found,) = in_processes(memory_trl.train, [(server.target,)])
+    found = in_a_process(memory_trl.train, server.target)
     for method in memory_trl.METHODS:
         client.delete_head(method, discard_gradient=True)
     return found

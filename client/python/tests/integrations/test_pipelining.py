@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pipeline_rank as ranks
+import pipeline_rank
 import pytest
 import torch
 import torch.nn.functional as F
-from forked import in_processes
+from cases import nightly
+from ranks import Ranks
 
 import lossd
 from lossd.torch import RemoteHead
@@ -26,21 +27,17 @@ sys.path[:0] = [
 import pipeline  # noqa: E402
 from replica_servers import ReplicaServers  # noqa: E402
 
-CASES = [f"{schedule}-{tail}" for schedule in ranks.SCHEDULES for tail in ranks.TAILS]
-WEIGHTS = np.random.default_rng(6).standard_normal((ranks.VOCABULARY, ranks.HIDDEN), np.float32)
+CASES = [f"{schedule}-{tail}" for schedule in pipeline_rank.SCHEDULES for tail in pipeline_rank.TAILS]
+WEIGHTS = np.random.default_rng(6).standard_normal((pipeline_rank.VOCABULARY, pipeline_rank.HIDDEN), np.float32)
 
 
 @pytest.fixture(scope="module")
-def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+def pipelines(ranks: Ranks, server: lossd.Server, client: lossd.Client) -> list[dict]:
     """What both ranks recorded of every case."""
-    folder = tmp_path_factory.mktemp("pipeline")
     for case in CASES:
-        head = client.create_head(
-            f"pipeline-{case}", ranks.VOCABULARY, ranks.HIDDEN, "float32", optimizer=lossd.SGD(momentum=0.9)
-        )
+        head = client.create_head(f"pipeline-{case}", *WEIGHTS.shape, "float32", optimizer=lossd.SGD(momentum=0.9))
         head.write_weights(WEIGHTS)
-    shared = (str(folder / "rendezvous"), server.target, "pipeline")
-    records = in_processes(ranks.run_all, [(rank, *shared) for rank in range(2)])
+    records = ranks.run(pipeline_rank.run_all, server.target, "pipeline")
     for case in CASES:
         client.delete_head(f"pipeline-{case}")
     return records
@@ -48,11 +45,11 @@ def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory: pyte
 
 @pytest.mark.parametrize("case", CASES)
 def test_pipelines_train_as_one_process_does(pipelines: list[dict], case: str) -> None:
-    stages = ranks.stages_of(case.split("-")[1])
+    stages = pipeline_rank.stages_of(case.split("-")[1])
     weight = torch.nn.Parameter(torch.from_numpy(WEIGHTS.copy()))
     optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.9)
     for step in range(2):
-        tokens, labels = ranks.batch(step)
+        tokens, labels = pipeline_rank.batch(step)
         for stage in stages:
             stage.zero_grad()
         optimizer.zero_grad()
@@ -95,13 +92,14 @@ def run_example(target: str, pipelines: int, folder: Path, monkeypatch: pytest.M
     return losses
 
 
-@pytest.mark.parametrize("pipelines", [1, 2])
+@pytest.mark.parametrize("pipelines", [1, *nightly(2)])
 def test_example_learns(server: lossd.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipelines: int) -> None:
     losses = run_example(server.target, pipelines, tmp_path, monkeypatch)
     assert len(losses) == 12
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.nightly
 def test_example_of_two_pipelines_learns_the_same_over_two_replicas(
     server: lossd.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

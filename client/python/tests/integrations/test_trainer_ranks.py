@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import trainer_rank as ranks
-from forked import in_processes
+import trainer_rank
+from ranks import Ranks
 
 import lossd
 
+pytestmark = pytest.mark.nightly
 TRAINED = ("clipped", "unclipped", "means of means", "smoothed", "accelerate", "out of memory", "interrupted")
 
 
 @pytest.fixture(scope="module")
-def found(server: lossd.Server, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(ranks: Ranks, server: lossd.Server) -> list[dict[str, Any]]:
     """By rank, what trainer_rank.py saw."""
-    rendezvous = tmp_path_factory.mktemp("ranks") / "rendezvous"
-    return in_processes(ranks.run, [(rank, str(rendezvous), server.target, "ranks-") for rank in range(ranks.RANKS)])
+    return ranks.run(trainer_rank.run, server.target, "ranks-")
 
 
 @pytest.mark.parametrize("case", [*TRAINED, "frozen", "tied", "uneven", "uneven, tied"])
 def test_losses_are_those_of_local_heads(found: list[dict[str, Any]], case: str) -> None:
     for of_rank in found:
         got, want = of_rank[case]["remote"], of_rank[case]["local"]
-        assert len(got) == len(want) > ranks.STEPS
+        assert len(got) == len(want) > trainer_rank.STEPS
         for ours, theirs in zip(got, want, strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
             assert ours.keys() == theirs.keys()
@@ -34,7 +34,7 @@ def test_losses_are_those_of_local_heads(found: list[dict[str, Any]], case: str)
 
 @pytest.mark.parametrize("case", TRAINED)
 def test_the_head_is_stepped_once_for_all_ranks(found: list[dict[str, Any]], case: str) -> None:
-    assert {of_rank[case]["steps"] for of_rank in found} == {ranks.STEPS}
+    assert {of_rank[case]["steps"] for of_rank in found} == {trainer_rank.STEPS}
     for of_rank in found:
         assert of_rank[case].get("difference", 0.0) < 1e-5
 

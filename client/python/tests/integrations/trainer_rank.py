@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import datetime
 import os
 import tempfile
 from collections.abc import Callable
@@ -175,13 +174,10 @@ def message_of(work: Callable[[], Any]) -> str:
     return "nothing was raised"
 
 
-def run(rank: int, rendezvous: str, target: str, name: str) -> dict[str, Any]:
+def run(rank: int, group: dist.ProcessGroup, target: str, name: str) -> dict[str, Any]:
     """What every case logged; of the remote head and of the local one."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    torch.set_num_threads(1)
-    patience = datetime.timedelta(seconds=120)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS, timeout=patience)
     found: dict[str, Any] = {}
     with lossd.connect(target) as client:
 
@@ -258,5 +254,4 @@ def run(rank: int, rendezvous: str, target: str, name: str) -> dict[str, Any]:
         patch(model, client=client, name=name + "averaged", group=dist.group.WORLD, average=True)
         found["tied, average"] = message_of(lambda: by_trainer(model, transformers.Trainer))
         dist.barrier()
-    dist.destroy_process_group()
     return found
