@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import nightly
 from torch import Tensor
 
 from lossd.torch.objectives import (
@@ -164,7 +165,11 @@ def test_dtypes(dtype: torch.dtype) -> None:
     torch.testing.assert_close(loss.double(), other, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", [*OF_MASKED, *OF_SEQUENCES])
+COMPILED = ["dapo", "gspo", "dpo", "kto"]
+OTHERS = sorted((OF_MASKED | OF_SEQUENCES).keys() - set(COMPILED))
+
+
+@pytest.mark.parametrize("name", [*COMPILED, *nightly(*OTHERS)])
 def test_in_a_graph(name: str) -> None:
     function = OF_MASKED.get(name) or OF_SEQUENCES[name]
     values = (POLICY if name in OF_MASKED else SUMS).clone().requires_grad_()
