@@ -362,6 +362,7 @@ def test_other_optimizers_may_step_before_the_head_has(client: lossd.Client, wha
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsteppedHeadWarning)
         problem.head.zero_grad()
+    assert problem.head.head.info().window_tokens == 0
 
 
 @pytest.mark.parametrize("grad_scale", [None, 1.0])

@@ -86,6 +86,7 @@ def test_a_head_that_is_stepped_beside_the_optimizer_does_not_warn(make_remote: 
                 linear_cross_entropy(trunk(hidden), labels, head).backward()
             optimizer.step()
             head.step(0.1)
+    assert head.head.info().optimizer_steps == 4
 
 
 def test_a_step_of_another_process_counts_as_one(make_remote: MakeRemote, server: lossd.Server) -> None:
@@ -98,6 +99,7 @@ def test_a_step_of_another_process_counts_as_one(make_remote: MakeRemote, server
             linear_cross_entropy(trunk(hidden), labels, head).backward()
             optimizer.step()
             other.head(head.name).step(0.1, marks=head.marks())
+    assert head.head.info().optimizer_steps == 3
 
 
 def test_a_gradient_that_is_dropped_after_each_step_warns(make_remote: MakeRemote) -> None:
@@ -185,6 +187,7 @@ def test_a_linear_that_was_replaced_is_not(client: lossd.Client, name: str) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model["lm_head"].step()
+    assert model["lm_head"].head.info().optimizer_steps == 1
 
 
 def test_a_linear_that_only_a_variable_holds_is_not_stale(client: lossd.Client, name: str) -> None:
@@ -195,6 +198,7 @@ def test_a_linear_that_only_a_variable_holds_is_not_stale(client: lossd.Client, 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         head.step(0.1)
+    assert head.head.info().optimizer_steps == 1
     del seen
 
 
@@ -239,6 +243,7 @@ def test_reopening_a_head_says_nothing_of_steps(make_remote: MakeRemote) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model["lm_head"].reopen()
+    assert model["lm_head"].head.info().window_tokens == 0
 
 
 # Copies
@@ -351,7 +356,7 @@ def test_reset_begins_anew(client: lossd.Client, name: str, used: RemoteHead) ->
 def test_a_head_that_was_never_used_is_in_nobodys_way(client: lossd.Client, name: str) -> None:
     """As a process leaves it that ends between making a head and writing its weights."""
     client.create_head(name, VOCAB, HIDDEN, "float32", optimizer=lossd.AdamW())
-    take(client, name)
+    assert take(client, name).head.info().weight_version == 1
 
 
 # Steps that are tried again
