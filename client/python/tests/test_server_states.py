@@ -107,7 +107,7 @@ def restored(server: Restartable, call: str) -> None:
 
 
 def gone(server: Restartable, call: str) -> None:
-    with lossd.connect(server.target, reconnect_timeout=0.5, call_timeout=0.5) as client:
+    with lossd.connect(server.target, reconnect_timeout=0.5, call_timeout=20) as client:
         trainer = Trainer(client)
         server.kill()
         with pytest.raises((lossd.UnavailableError, lossd.DeadlineExceededError)):

@@ -1,9 +1,8 @@
-"""Bad input, and servers that go away."""
+"""Bad input."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ import torch
 from problem import (
     HIDDEN,
     VOCABULARY,
-    HeadSpec,
     Reference,
-    TestHead,
     check_weight_gradient,
     distance,
     hidden_states,
@@ -147,70 +144,3 @@ def test_function_transforms_are_refused(heads: Any) -> None:
 def test_class_weights_and_z_loss_have_two_counts(heads: Any) -> None:
     with pytest.raises(ValueError, match="z_normalizer is None, but with class weights the z-loss has another count"):
         linear_cross_entropy(GOOD, TARGET, heads(class_weights=True).remote, normalizer=3, lse_square_scale=0.1)
-
-
-# Servers that go away
-
-
-@pytest.fixture
-def own_head() -> Any:
-    """A server that a test may kill and its head, with a connection that soon gives up."""
-    with lossd.launch("cpu", memory_limit_bytes=1 << 30) as server:
-        client = server.client(reconnect_timeout=1.0)
-        yield server, TestHead(client, "mortal", HeadSpec())
-
-
-def kill(server: Any) -> None:
-    server.process.kill()
-    server.process.wait()
-
-
-@pytest.mark.parametrize("grad_scale", [None, 1.0])
-def test_server_killed_before_forward(own_head: Any, grad_scale: float | None) -> None:
-    server, head = own_head
-    kill(server)
-    with pytest.raises(lossd.UnavailableError):
-        linear_cross_entropy(hidden_states(4), labels(4), head.remote, grad_scale=grad_scale)
-
-
-@pytest.mark.parametrize("grad_scale", [None, 2.0])
-def test_server_killed_before_backward(own_head: Any, grad_scale: float | None) -> None:
-    """The error passes through autograd, and the step is computed again with the head of another server."""
-    server, head = own_head
-    hidden, target = hidden_states(4), labels(4)
-    loss = linear_cross_entropy(hidden, target, head.remote, grad_scale=grad_scale)
-    kill(server)
-    with pytest.raises(lossd.UnavailableError) as raised:
-        loss.backward()
-    assert isinstance(raised.value, (lossd.LossdError, ConnectionError)) and hidden.grad is None
-    with lossd.launch("cpu", memory_limit_bytes=1 << 30) as other:
-        again = TestHead(other.client(), "next", HeadSpec())
-        linear_cross_entropy(hidden, target, again.remote, grad_scale=grad_scale).backward()
-        reference = Reference(again, hidden)
-        reference.losses(target)[0].backward()
-        assert distance(hidden.grad, reference.x.grad) < 3e-6
-        check_weight_gradient(again, again.gradients()[0], reference.weight.grad, slack=1e-5)
-
-
-@pytest.mark.parametrize("grad_scale", [None, 1.0])
-def test_server_killed_and_restored_between_forward_and_backward(tmp_path: Path, grad_scale: float | None) -> None:
-    """At the same address, from a checkpoint: what was added is lost, which is said, and the step is done again."""
-    options: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints", "memory_limit_bytes": 1 << 30}
-    address = f"unix:{tmp_path / 'socket'}"
-    hidden, target = [hidden_states(4), hidden_states(4)], labels(4)
-    with lossd.launch("cpu", args=[f"--listen={address}"], **options) as server:
-        head = TestHead(lossd.connect(address), "restored", HeadSpec())
-        head.remote.save_checkpoint("before-the-step")
-        linear_cross_entropy(hidden[0], target, head.remote, grad_scale=grad_scale).backward()
-        loss = linear_cross_entropy(hidden[1], target, head.remote)
-        kill(server)
-    with lossd.launch("cpu", args=[f"--listen={address}", "--restore"], **options):
-        with pytest.raises(lossd.WindowLostError):
-            loss.backward()
-        head.remote.reopen()
-        for one in hidden:
-            one.grad = None
-            linear_cross_entropy(one, target, head.remote, grad_scale=grad_scale).backward()
-        reference = Reference(head, torch.stack(hidden))
-        (2 * reference.losses(torch.stack([target, target]))[0]).backward()
-        check_weight_gradient(head, head.gradients()[0], reference.weight.grad)

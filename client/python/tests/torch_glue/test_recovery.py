@@ -92,17 +92,23 @@ def test_a_scalers_step_can_be_tried_again(restartable: Restartable, head: Remot
     local.check(head)
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_pass_that_met_no_server_is_computed_again(restartable: Restartable, head: RemoteHead, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "grad_scale"), [("forward", None), ("forward", 1.0), ("backward", None), ("backward", 2.0)]
+)
+def test_a_pass_that_met_no_server_is_computed_again(
+    restartable: Restartable, head: RemoteHead, where: str, grad_scale: float | None
+) -> None:
     local, optimizer = Local(head), RemoteOptimizer(head, lr=0.05)
     backward(head, 0)
-    loss = linear_cross_entropy(*batch(1), head)
+    hidden, target = batch(1)
+    loss = linear_cross_entropy(hidden.requires_grad_(), target, head, grad_scale=grad_scale)
     restartable.end(signal.SIGTERM)
     with pytest.raises(lossd.UnavailableError):
         if where == "forward":
-            linear_cross_entropy(*batch(1), head)
+            linear_cross_entropy(hidden, target, head, grad_scale=grad_scale)
         else:
             loss.backward()
+    assert hidden.grad is None
     with pytest.raises(lossd.UnavailableError):
         head.reopen()  # too early
     restartable.start()
@@ -115,19 +121,21 @@ def test_a_pass_that_met_no_server_is_computed_again(restartable: Restartable, h
     local.check(head)
 
 
-def test_a_killed_server_comes_back_as_it_was_saved(restartable: Restartable, head: RemoteHead) -> None:
+@pytest.mark.parametrize("where", ["step", "backward"])
+def test_a_killed_server_comes_back_as_it_was_saved(restartable: Restartable, head: RemoteHead, where: str) -> None:
     local, optimizer = Local(head), RemoteOptimizer(head, lr=0.05)
     backward(head, 0)
     optimizer.step()
     local.step(0)
     assert head.save_checkpoint("step-1").info.tag == "step-1"
     backward(head, 1)
+    loss = linear_cross_entropy(*batch(2), head)
     restartable.end(signal.SIGKILL)
     restartable.start()
     with pytest.raises(lossd.WindowLostError):
-        optimizer.step()
-    info = head.restore_checkpoint("step-1")
-    assert info.optimizer_steps == 1 and not head.dirty
+        optimizer.step() if where == "step" else loss.backward()
+    head.reopen() if where == "backward" else head.restore_checkpoint("step-1")
+    assert head.head.info().optimizer_steps == 1 and not head.dirty
     backward(head, 1)
     optimizer.step()
     local.step(1)
