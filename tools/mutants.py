@@ -167,7 +167,7 @@ def without_mutant(names, tests, jobs):
     if os.path.exists(kept) and os.path.getmtime(kept) > max(program.stat().st_mtime for program in programs):
         with open(kept, encoding="utf-8") as file:
             results = json.load(file)
-    missing = [name for name in names if name not in results]
+    missing = [name for name in names if not results.get(name, (False,))[0]]
     if missing:
         print(f"running {len(missing)} tests without a fault", flush=True)
         results.update(run(missing, tests, 0, jobs))
@@ -212,9 +212,9 @@ def try_out(mutants, arguments):
     of_area = {area: rings(area, tests) for area in {mutant["file"].split("/")[0] for mutant in mutants}}
     wanted = {name for of_rings in of_area.values() for names in of_rings for name in names}
     results = without_mutant(sorted(wanted), tests, arguments.jobs)
-    for name, (passed, _, _) in sorted(results.items()):
-        if not passed:
-            print(f"left out: {name} fails without a fault")
+    for name in sorted(wanted):
+        if not results.get(name, (False,))[0]:
+            print(f"left out: {name} {'fails without a fault' if name in results else 'does not run'}")
     limit_times(results)
     passing = {name for name, (passed, _, _) in results.items() if passed}
     for done, mutant in enumerate(mutants, 1):
