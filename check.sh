@@ -20,7 +20,7 @@ Each suite has a budget (tests/budgets.json), and fails where it takes a quarter
 
   lint         layout (clang-format), include rules, file sizes and forbidden text, shell scripts
   unit         tests of single parts
-  conformance  heads on every device, against the fp64 reference (those on a GPU: in the suite gpu)
+  conformance  heads on the CPU against the fp64 reference, and on ranks against the CPU (those on a GPU: in the suite gpu)
   integration  the server, the clients and the tools together, over real gRPC
   bench        builds the benchmarks and runs each at a small size: results are checked, times are not
   deploy       rules, dashboards and consoles of deploy/, with promtool and against a real Prometheus; manifests for Kubernetes

@@ -53,21 +53,27 @@ std::vector<DeviceUnderTest> DevicesUnderTest() {
   return {{.name = "cuda",
            .create = &Create<CudaPath::kFastest>,
            .gradient_error = gradient_error,
-           .bits_depend_on_workspace = only_fp32},
+           .bits_depend_on_workspace = only_fp32,
+           .oracle = Oracle::kCpuInFloat32},
           {.name = "cudaPortable",
            .create = &Create<CudaPath::kPortable>,
            .gradient_error = gradient_error,
-           .bits_depend_on_workspace = always},
+           .bits_depend_on_workspace = always,
+           .oracle = Oracle::kCpuInFloat32},
           {.name = "cudaRanks",
            .create = [](int64_t workspace_bytes) { return CreateRanks(workspace_bytes, 0); },
            .gradient_error = gradient_error,
            .bits_depend_on_workspace = only_fp32,
-           .ranks = kRanks},
+           .ranks = kRanks,
+           .oracle = Oracle::kCpuInFloat32,
+           .judged_closely = false},
           {.name = "cudaHeld",
            .create = [](int64_t workspace_bytes) { return CreateRanks(workspace_bytes, 1); },
            .gradient_error = gradient_error,
            .bits_depend_on_workspace = only_fp32,
-           .ranks = kRanks}};
+           .ranks = kRanks,
+           .oracle = Oracle::kCpuInFloat32,
+           .judged_closely = false}};
 }
 
 }  // namespace lossd::engine::testing

@@ -13,6 +13,13 @@
 
 namespace lossd::engine::testing {
 
+// What a device's results are compared with. fp64 judges the CPU device, and that the others.
+enum class Oracle {
+  kReference,
+  kCpu,           // a device whose logits have the same bits
+  kCpuInFloat32,  // whatever the head's type
+};
+
 struct DeviceUnderTest {
   std::string name;  // of letters and digits
   // FAILED_PRECONDITION if this machine has none.
@@ -25,10 +32,12 @@ struct DeviceUnderTest {
   // Ranks that it spreads heads over: it takes no vocabulary with fewer entries, and what it says of memory
   // is of one rank.
   int32_t ranks = 1;
-  // Types of the heads that it is tried with.
+  Oracle oracle = Oracle::kReference;
+  // Types of the heads that the whole suite is run with, and those for which options alone are tried.
   std::vector<kernels::DataType> types = {kernels::DataType::kFloat32, kernels::DataType::kBFloat16,
                                           kernels::DataType::kFloat16};
-  // Whether it is looked at how close its results are to fp64, which takes as long as all the rest.
+  std::vector<kernels::DataType> types_of_options = {};
+  // Whether it has an arithmetic of its own, which closeness_test.cc compares with plain arithmetic.
   bool judged_closely = true;
 };
 

@@ -3,14 +3,16 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tests/conformance/head_under_test.h"
+#include "tests/unit/kernels/option_cases.h"
 
 namespace lossd::engine::testing::gradients_test {
 namespace {
 
+using kernels::testing::OptionCase;
+using kernels::testing::OptionPaths;
 using kernels::testing::RandomProblem;
 using kernels::testing::SameBits;
 
@@ -18,47 +20,14 @@ constexpr int64_t kTokens = 300;
 constexpr int64_t kVocab = 777;
 constexpr int64_t kHidden = 43;
 
-struct Options {
-  const char* name;
-  kernels::LossOptions loss;
-  bool class_weights = false;
-  bool token_inputs = false;
-  bool entropy_gradients = false;
-};
-
-const std::vector<Options>& AllOptions() {
-  static const std::vector<Options> all = {
-      {"plain", {}},
-      {"smoothing", {.label_smoothing = 0.1f}},
-      {"softcap", {.softcap = 5.0f}},
-      {"smoothing and softcap", {.softcap = 5.0f, .label_smoothing = 0.1f}},
-      {"z-loss and scale", {.logit_scale = 0.7f, .lse_square_scale = 1e-3f}},
-      {"class weights and smoothing", {.label_smoothing = 0.2f}, true},
-      {"token weights and upstream gradients", {.lse_square_scale = 1e-4f}, false, true},
-      {"gradients of the entropy", {}, false, true, true},
-      {"the same and smoothing", {.label_smoothing = 0.1f}, false, false, true},
-  };
-  return all;
-}
-
 class Gradients : public HeadTest {
  protected:
-  Problem MakeProblem(const Options& options) const {
+  Problem MakeProblem(const OptionCase& options = {"nothing", [](Problem&) {}}) const {
     Problem problem = RandomProblem(
         {.shape = {kTokens, kVocab, kHidden}, .type = type(), .logit_deviation = 2.0, .seed = 7});
-    problem.options = options.loss;
     problem.gradient_scale = 0.25f;
     for (int64_t i = 3; i < kTokens; i += 11) problem.labels[static_cast<size_t>(i)] = kIgnoreIndex;
-    for (int64_t v = 0; options.class_weights && v < kVocab; ++v) {
-      problem.class_weights.push_back(0.5f + static_cast<float>(v % 3));
-    }
-    for (int64_t i = 0; options.token_inputs && i < kTokens; ++i) {
-      problem.token_weights.push_back(static_cast<float>(i % 4) / 2);
-      problem.lse_gradients.push_back(static_cast<float>(i % 5) / 10);
-    }
-    for (int64_t i = 0; options.entropy_gradients && i < kTokens; ++i) {
-      problem.entropy_gradients.push_back(static_cast<float>(i % 3) / 4);
-    }
+    options.set(problem);
     return problem;
   }
   static BatchKey OnlyDw(const Problem& problem, Gradient* gradient = nullptr) {
@@ -74,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(All, Gradients, ::testing::ValuesIn(DevicesAndTypes()),
                          [](const auto& test) { return NameOf(test.param); });
 
 TEST_P(Gradients, MadeByItselfDwHasTheBitsOfTheWholeStep) {
-  for (const Options& options : AllOptions()) {
+  for (const OptionCase& options : OptionPaths()) {
     SCOPED_TRACE(options.name);
     const Problem problem = MakeProblem(options);
     HeadUnderTest whole(device_.get(), problem);
@@ -96,7 +65,7 @@ TEST_P(Gradients, MadeByItselfDwHasTheBitsOfTheWholeStep) {
 }
 
 TEST_P(Gradients, WithoutDxLossesAndDwHaveTheBitsOfTheWholeStep) {
-  for (const Options& options : AllOptions()) {
+  for (const OptionCase& options : OptionPaths()) {
     SCOPED_TRACE(options.name);
     const Problem problem = MakeProblem(options);
     BatchKey kind = KindOf(problem);
@@ -128,7 +97,7 @@ TEST_P(Gradients, WithoutDxLossesAndDwHaveTheBitsOfTheWholeStep) {
 }
 
 TEST_P(Gradients, SeveralChunksOfDwAloneAreAddedTogether) {
-  const Problem problem = MakeProblem(AllOptions().front());
+  const Problem problem = MakeProblem();
   HeadUnderTest whole(device_.get(), problem);
   whole.Run(KindOf(problem), {RowsOf(problem, 0, 100), RowsOf(problem, 100, 200)});
   HeadUnderTest head(device_.get(), problem);
@@ -137,7 +106,7 @@ TEST_P(Gradients, SeveralChunksOfDwAloneAreAddedTogether) {
 }
 
 TEST_P(Gradients, EachIsAddedToReadAndResetByItself) {
-  for (const Options& options : AllOptions()) {
+  for (const OptionCase& options : OptionPaths()) {
     SCOPED_TRACE(options.name);
     const Problem problem = MakeProblem(options);
     HeadUnderTest head(device_.get(), problem);
@@ -175,7 +144,7 @@ TEST_P(Gradients, EachIsAddedToReadAndResetByItself) {
 }
 
 TEST_P(Gradients, IgnoredRowsAreAsIfTheyWereNotThere) {
-  for (const Options& options : AllOptions()) {
+  for (const OptionCase& options : OptionPaths()) {
     SCOPED_TRACE(options.name);
     const Problem problem = MakeProblem(options);
     const ChunkInput with = RowsOf(problem, 0, kTokens);
@@ -206,7 +175,7 @@ TEST_P(Gradients, IgnoredRowsAreAsIfTheyWereNotThere) {
 }
 
 TEST_P(Gradients, TheyTakeWhatWasPlanned) {
-  const Problem problem = MakeProblem(AllOptions().front());
+  const Problem problem = MakeProblem();
   HeadUnderTest head(device_.get(), problem);
   const MemoryPlan of_head = head.backend().MemoryReport();
   EXPECT_GE(TotalBytes(device_->PlanGradient(head.config())), LeastPart(kVocab * kHidden * 4));

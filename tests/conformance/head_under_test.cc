@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/shard.h"
+#include "tests/unit/kernels/cpu_results.h"
 
 namespace lossd::engine::testing {
 namespace {
@@ -309,6 +310,38 @@ std::vector<DeviceAndType> DevicesAndTypes() {
     for (const DataType type : device.types) all.push_back({device, type});
   }
   return all;
+}
+
+std::vector<DeviceAndType> DevicesAndTypesForOptions() {
+  std::vector<DeviceAndType> all = DevicesAndTypes();
+  for (const DeviceUnderTest& device : DevicesUnderTest()) {
+    for (const DataType type : device.types_of_options) all.push_back({device, type});
+  }
+  return all;
+}
+
+kernels::testing::Reference HeadTest::Expected(const Problem& problem) const {
+  switch (oracle()) {
+    case Oracle::kReference:
+      return kernels::testing::RunReference(problem);
+    case Oracle::kCpu:
+      return kernels::testing::CpuResults(problem);
+    case Oracle::kCpuInFloat32:
+      return kernels::testing::CpuResultsInFloat32(problem);
+  }
+  return {};
+}
+
+double HeadTest::GradientTolerance() const {
+  switch (oracle()) {
+    case Oracle::kReference:
+      return GradientError();
+    case Oracle::kCpu:
+      return GradientError() + CpuGradientError(type());
+    case Oracle::kCpuInFloat32:
+      return GradientError() + kernels::testing::kFloat32Error;
+  }
+  return 0;
 }
 
 std::ostream& operator<<(std::ostream& out, const DeviceAndType& parameter) {

@@ -145,6 +145,8 @@ struct DeviceAndType {
   DataType type;
 };
 std::vector<DeviceAndType> DevicesAndTypes();
+// Those for which options alone are tried as well.
+std::vector<DeviceAndType> DevicesAndTypesForOptions();
 std::string NameOf(const DeviceAndType& parameter);  // "cpu_float32"
 std::ostream& operator<<(std::ostream& out, const DeviceAndType& parameter);
 
@@ -152,12 +154,20 @@ class HeadTest : public ::testing::TestWithParam<DeviceAndType>, protected OnDev
  protected:
   void SetUp() override { CreateDeviceFor(GetParam().device, type()); }
   DataType type() const { return GetParam().type; }
+  Oracle oracle() const { return GetParam().device.oracle; }
   // Whether the device takes vocabularies of that size. Every one takes 8.
   bool Takes(int64_t vocab) const { return vocab >= ranks(); }
   int32_t ranks() const { return GetParam().device.ranks; }
   // No rank has less of a head of `bytes`.
   int64_t LeastPart(int64_t bytes) const { return ranks() == 1 ? bytes : bytes / (2 * ranks()); }
+  // What a problem's results are to be: those of the device's oracle.
+  kernels::testing::Reference Expected(const Problem& problem) const;
+  // By how much gradients may differ, relatively, among themselves and from what is expected: there both have
+  // an error.
   double GradientError() const { return GetParam().device.gradient_error(type()); }
+  double GradientTolerance() const;
+  // The same of an error that no device's rows exceed.
+  double RowTolerance(double error) const { return oracle() == Oracle::kReference ? error : 2 * error; }
 };
 
 }  // namespace lossd::engine::testing

@@ -19,7 +19,6 @@ using kernels::testing::Narrowed;
 using kernels::testing::RandomProblem;
 using kernels::testing::Reference;
 using kernels::testing::RelativeError;
-using kernels::testing::RunReference;
 using kernels::testing::SameBits;
 using kernels::testing::SetLogit;
 using ::testing::HasSubstr;
@@ -40,13 +39,13 @@ TEST_P(Limits, RowsFarAboveTheFirstEstimateAreExactAndLeaveTheOthersAlone) {
     Problem problem = RandomProblem({.shape = {60, 900, 80}, .type = type()});
     for (int64_t row = 10; row < 14; ++row) SetLogit(problem, row, 333, value);
     problem.labels[11] = 333;
-    const Reference reference = RunReference(problem);
+    const Reference reference = Expected(problem);
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput output = head.Run(problem);
-    EXPECT_LT(RelativeError(output.losses, reference.losses), 1e-5);
+    EXPECT_LT(RelativeError(output.losses, reference.losses), RowTolerance(1e-5));
     EXPECT_GE(output.losses[11], 0.0f);
     EXPECT_LT(output.losses[11], 1e-20f);  // the label's probability is 1 but for that
-    EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientError());
+    EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientTolerance());
     for (int64_t row = 10; row < 14; ++row) problem.labels[row] = kIgnoreIndex;
     const ChunkOutput without = head.Run(problem);
     for (int64_t row = 0; row < 60; ++row) {
@@ -100,18 +99,19 @@ TEST_P(Limits, EntriesThatABiasRulesOutHaveNoPartInTheEntropyAndItsGradient) {
       for (int64_t& label : problem.labels) label += label % 3 == 0 ? 1 : 0;
       problem.token_weights.assign(60, weight);
       for (int r = 0; r < 60; ++r) problem.entropy_gradients.push_back(static_cast<float>(r % 4) - 1.0f);
-      const Reference reference = RunReference(problem);
+      const Reference reference = Expected(problem);
       HeadUnderTest head(device_.get(), problem);
       const ChunkOutput output = head.Run(problem);
-      EXPECT_LT(RelativeError(output.dx, reference.dx), 2 * GradientError());
-      EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientError());
-      EXPECT_LT(RelativeError(head.BiasGradient(), reference.db), GradientError());
+      EXPECT_LT(RelativeError(output.dx, reference.dx), 2 * GradientTolerance());
+      EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientTolerance());
+      EXPECT_LT(RelativeError(head.BiasGradient(), reference.db), GradientTolerance());
       problem.entropy_gradients.clear();
       BatchKey kind = KindOf(problem);
       kind.mode = ComputeMode::kLossOnly;
       kind.returns = {.entropy = true};
       const ChunkOutput alone = head.Run(kind, {RowsOf(problem, 0, 60)}).front();
-      for (size_t r = 0; r < 60; ++r) EXPECT_NEAR(alone.returns.entropy[r], reference.entropy[r], 1e-4);
+      for (size_t r = 0; r < 60; ++r)
+        EXPECT_NEAR(alone.returns.entropy[r], reference.entropy[r], RowTolerance(1e-4));
     }
   }
 }
@@ -230,7 +230,7 @@ TEST_P(Limits, AHeadThatDoesNotFitIsRefusedAndTheDeviceServesOn) {
       << refused;
   const Problem problem = RandomProblem({.shape = {20, 300, 40}, .type = type()});
   HeadUnderTest head(device_.get(), problem);
-  EXPECT_LT(RelativeError(head.Run(problem).losses, RunReference(problem).losses), 1e-5);
+  EXPECT_LT(RelativeError(head.Run(problem).losses, Expected(problem).losses), RowTolerance(1e-5));
 }
 
 }  // namespace

@@ -8,16 +8,19 @@
 #include <vector>
 
 #include "tests/conformance/head_under_test.h"
-#include "tests/conformance/option_cases.h"
+#include "tests/unit/kernels/option_cases.h"
 
 namespace lossd::engine::testing::options_properties_test {
 namespace {
 
+using kernels::testing::Describe;
+using kernels::testing::OptionProblem;
+using kernels::testing::OptionProblems;
 using kernels::testing::RandomProblem;
 using kernels::testing::RelativeError;
 using kernels::testing::SameBits;
 
-constexpr uint64_t kSeeds = 25;
+constexpr size_t kEvery = 4;  // of the table's problems
 // What the order of fp32 sums may change.
 constexpr double kOrderError = 1e-5;
 
@@ -105,10 +108,8 @@ class OptionProperties : public HeadTest {
       problem.options.label_smoothing = smoothing;
       problem.entropy_gradients = problem.lse_gradients;
     }
-    for (uint64_t seed = 1; seed <= kSeeds; seed += static_cast<uint64_t>(ranks())) {
-      Problem problem = RandomOptions(type(), 1000 + seed).problem;
-      if (Takes(problem.shape.vocab)) problems.push_back(std::move(problem));
-    }
+    const std::vector<OptionProblem> some = OptionProblems(type());
+    for (size_t i = 0; i < some.size(); i += kEvery) problems.push_back(some[i].problem);
     return problems;
   }
 
@@ -130,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(All, OptionProperties, ::testing::ValuesIn(DevicesAndTy
 
 TEST_P(OptionProperties, RowsHaveTheSameBitsInChunksOfAnySize) {
   for (const Problem& problem : Problems()) {
-    SCOPED_TRACE(DescribeOptions(problem));
+    SCOPED_TRACE(Describe(problem.shape));
     const int64_t tokens = problem.shape.tokens;
     BatchKey kind = KindOf(problem);
     kind.returns = Wanted(problem);
@@ -163,7 +164,7 @@ TEST_P(OptionProperties, RowsHaveTheSameBitsInChunksOfAnySize) {
 
 TEST_P(OptionProperties, RowsMayComeInAnyOrder) {
   for (const Problem& problem : Problems()) {
-    SCOPED_TRACE(DescribeOptions(problem));
+    SCOPED_TRACE(Describe(problem.shape));
     std::vector<int64_t> order(static_cast<size_t>(problem.shape.tokens));
     std::iota(order.begin(), order.end(), 0);
     std::ranges::shuffle(order, std::mt19937_64(7));
@@ -185,7 +186,7 @@ TEST_P(OptionProperties, RowsMayComeInAnyOrder) {
 
 TEST_P(OptionProperties, TwiceTheScaleGivesExactlyTwiceTheGradients) {
   for (Problem problem : Problems()) {
-    SCOPED_TRACE(DescribeOptions(problem));
+    SCOPED_TRACE(Describe(problem.shape));
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput once = head.Run(problem);
     const std::vector<float> gradient = head.Gradient();
@@ -203,7 +204,7 @@ TEST_P(OptionProperties, TwiceTheScaleGivesExactlyTwiceTheGradients) {
 
 TEST_P(OptionProperties, TheSameRowsAgainDoubleTheWeightGradient) {
   for (const Problem& problem : Problems()) {
-    SCOPED_TRACE(DescribeOptions(problem));
+    SCOPED_TRACE(Describe(problem.shape));
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput once = head.Run(problem);
     const std::vector<float> gradient = head.Gradient();
@@ -216,7 +217,7 @@ TEST_P(OptionProperties, TheSameRowsAgainDoubleTheWeightGradient) {
 
 TEST_P(OptionProperties, LossOnlyTellsTheSameAndAddsNothing) {
   for (const Problem& problem : Problems()) {
-    SCOPED_TRACE(DescribeOptions(problem));
+    SCOPED_TRACE(Describe(problem.shape));
     BatchKey kind = KindOf(problem);
     kind.returns = Wanted(problem);
     HeadUnderTest head(device_.get(), problem);
@@ -238,7 +239,7 @@ TEST_P(OptionProperties, ARowOfNoWeightIsAsIfItWereIgnored) {
   problems.push_back(ManyRows());
   problems.back().gradient_scale = 0x1p-24f;
   for (Problem problem : problems) {
-    SCOPED_TRACE(DescribeOptions(problem));
+    SCOPED_TRACE(Describe(problem.shape));
     if (problem.token_weights.empty()) problem.token_weights.assign(problem.labels.size(), 1.0f);
     Problem without = problem;
     for (size_t r = 0; r < problem.labels.size(); r += 2) {
@@ -410,7 +411,7 @@ TEST_P(OptionProperties, EqualLogitsAreEquallyLikely) {
 
 TEST_P(OptionProperties, AFrozenHeadGivesTheSameInputGradientsAndTakesNoMemoryForItsOwn) {
   for (const Problem& problem : Problems()) {
-    SCOPED_TRACE(DescribeOptions(problem));
+    SCOPED_TRACE(Describe(problem.shape));
     HeadUnderTest usual(device_.get(), problem);
     HeadConfig config = usual.config();
     config.weight_gradients = WeightGradients::kFrozen;

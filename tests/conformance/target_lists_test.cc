@@ -1,27 +1,27 @@
 // Soft targets on lists, on every device that takes them: each option with them, alone and in pairs, against
-// fp64; and the bits of a row, which depend on nothing beside it.
+// the oracle; and the bits of a row, which depend on nothing beside it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "tests/conformance/head_under_test.h"
-#include "tests/conformance/list_options.h"
+#include "tests/unit/kernels/option_cases.h"
 
 namespace lossd::engine::testing::target_lists_test {
 namespace {
 
-using kernels::testing::Narrowed;
+using kernels::testing::Beside;
+using kernels::testing::OptionCase;
 using kernels::testing::RandomProblem;
 using kernels::testing::RandomTargets;
 using kernels::testing::Reference;
 using kernels::testing::RelativeError;
-using kernels::testing::RunReference;
 using kernels::testing::SameBits;
+using kernels::testing::Spread;
 
 constexpr int64_t kTokens = 61;
 constexpr int64_t kVocab = 307;
@@ -35,16 +35,6 @@ constexpr WantedReturns kReturns = {.log_sum_exp = true,
                                     .target_rank = true,
                                     .divergence = true,
                                     .top_k = 3};
-
-// Those of any list, and one of its own.
-std::vector<ListOption> Options() {
-  std::vector<ListOption> options(std::begin(kListOptions), std::end(kListOptions));
-  options.push_back({"weights of both losses", [](Problem& p) {
-                       p.targets->weight = 0.4f;
-                       p.targets->label_weight = 1.5f;
-                     }});
-  return options;
-}
 
 class TargetLists : public HeadTest {
  protected:
@@ -61,21 +51,14 @@ class TargetLists : public HeadTest {
     return problem;
   }
 
-  static Problem Rounded(const Problem& problem) {
-    Problem rounded = problem;
-    rounded.hidden_type = problem.weight_type;
-    rounded.hidden_states = Narrowed(problem.weight_type, problem.HiddenStates());
-    return rounded;
-  }
-
   void ExpectAgreement(const Problem& problem) {
-    const Reference reference = RunReference(Rounded(problem));
+    const Reference reference = Expected(problem);
     HeadUnderTest head(device_.get(), problem);
     BatchKey kind = KindOf(problem);
     kind.returns = kReturns;
     const ChunkOutput output = head.Run(kind, {RowsOf(problem, 0, problem.shape.tokens)}).front();
     // Parts of a gradient may cancel; and of fp16 the least of its numbers count.
-    const double error = 3 * GradientError();
+    const double error = 3 * GradientTolerance();
     EXPECT_LT(RelativeError(output.dx, reference.dx), error);
     EXPECT_LT(RelativeError(head.Gradient(), reference.dw), error);
     if (!problem.bias.empty()) {
@@ -85,7 +68,7 @@ class TargetLists : public HeadTest {
   }
 
   void ExpectNothingToLearn(Problem problem) {
-    const Reference reference = RunReference(Rounded(problem));
+    const Reference reference = Expected(problem);
     for (int64_t r = 0; r < kTokens; ++r) {
       for (int64_t i = problem.targets->offsets[r]; i < problem.targets->offsets[r + 1]; ++i) {
         const int64_t token = problem.targets->tokens[i];
@@ -103,8 +86,8 @@ class TargetLists : public HeadTest {
     for (const float value : head.Gradient()) EXPECT_NEAR(value, 0.0f, 2e-3f);
   }
 
-  static void ExpectRow(const Problem& problem, const Reference& reference, const ChunkOutput& output,
-                        int64_t row) {
+  void ExpectRow(const Problem& problem, const Reference& reference, const ChunkOutput& output,
+                 int64_t row) const {
     const auto r = static_cast<size_t>(row);
     const RowReturnValues& told = output.returns;
     if (problem.labels[r] == kIgnoreIndex) {
@@ -113,7 +96,7 @@ class TargetLists : public HeadTest {
       EXPECT_EQ(told.prediction[r], -1);
       return;
     }
-    const double error = 2e-5 * (1 + std::fabs(reference.log_sum_exp[r]));
+    const double error = RowTolerance(2e-5) * (1 + std::fabs(reference.log_sum_exp[r]));
     const double weight = problem.token_weights.empty() ? 1 : std::fabs(problem.token_weights[r]);
     const double z_error = 2 * problem.options.lse_square_scale * reference.log_sum_exp[r] * error;
     EXPECT_NEAR(output.losses[r], reference.losses[r], weight * (4 * error + std::fabs(z_error))) << r;
@@ -127,20 +110,29 @@ class TargetLists : public HeadTest {
 INSTANTIATE_TEST_SUITE_P(All, TargetLists, ::testing::ValuesIn(DevicesAndTypes()),
                          [](const auto& test) { return NameOf(test.param); });
 
-TEST_P(TargetLists, EveryPairOfOptionsIsThatOfTheReference) {
-  for (const ListOption& one : Options()) {
-    for (const ListOption& other : Options()) {
-      SCOPED_TRACE(std::string(one.name) + ", " + other.name);
-      Problem problem = Rows();
-      one.set(problem);
-      other.set(problem);
-      ExpectAgreement(problem);
-      if (HasFailure()) return;
-    }
+TEST_P(TargetLists, EveryPairOfOptionsIsThatOfTheOracle) {
+  for (const OptionCase& options : OptionCases(Beside::kLists)) {
+    SCOPED_TRACE(options.name);
+    Problem problem = Rows();
+    options.set(problem);
+    ExpectAgreement(problem);
+    if (HasFailure()) return;
   }
 }
 
-TEST_P(TargetLists, ListsOfAnySizeAndMassAreThoseOfTheReference) {
+TEST_P(TargetLists, WeightsOfBothLossesAreThoseOfTheOracleWithEveryOption) {
+  for (const OptionCase& options : OptionsAlone(Beside::kLists)) {
+    SCOPED_TRACE(options.name);
+    Problem problem = Rows();
+    options.set(problem);
+    problem.targets->weight = 0.4f;
+    problem.targets->label_weight = 1.5f;
+    ExpectAgreement(problem);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(TargetLists, ListsOfAnySizeAndMassAreThoseOfTheOracle) {
   for (const double share : {0.0, 0.02, 0.5, 1.0}) {
     for (const double mass : {0.0, 0.3, 0.9999, 1.0}) {
       SCOPED_TRACE(std::to_string(share) + " of the vocabulary, " + std::to_string(mass));
@@ -162,14 +154,14 @@ TEST_P(TargetLists, ATargetOfOneTokenIsALabel) {
     targets.targets->offsets.push_back(std::ssize(targets.targets->tokens));
   }
   targets.targets->probabilities.assign(kTokens, 1.0f);
-  const Reference expected = RunReference(Rounded(labels));
+  const Reference expected = Expected(labels);
   HeadUnderTest head(device_.get(), targets);
   const ChunkOutput output = head.Run(targets);
   for (size_t r = 0; r < kTokens; ++r) {
-    EXPECT_NEAR(output.losses[r], expected.losses[r], 2e-5 * (1 + expected.losses[r]));
+    EXPECT_NEAR(output.losses[r], expected.losses[r], RowTolerance(2e-5) * (1 + expected.losses[r]));
   }
-  EXPECT_LT(RelativeError(output.dx, expected.dx), 3 * GradientError());
-  EXPECT_LT(RelativeError(head.Gradient(), expected.dw), 3 * GradientError());
+  EXPECT_LT(RelativeError(output.dx, expected.dx), 3 * GradientTolerance());
+  EXPECT_LT(RelativeError(head.Gradient(), expected.dw), 3 * GradientTolerance());
 }
 
 // What the head has of its own as targets, on a list of all tokens or of some: nothing is to be learned.

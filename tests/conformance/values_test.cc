@@ -1,4 +1,4 @@
-// Losses, dX and dW against the fp64 reference, for every combination of types and every pattern of labels.
+// Losses, dX and dW against those of the oracle, for every combination of types and every pattern of labels.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,6 @@ using kernels::testing::Narrowed;
 using kernels::testing::RandomProblem;
 using kernels::testing::Reference;
 using kernels::testing::RelativeError;
-using kernels::testing::RunReference;
 using kernels::testing::SameBits;
 using kernels::testing::Shape;
 
@@ -41,12 +40,12 @@ TEST_P(Values, AgreeWithTheReferenceInEveryShape) {
     if (!Takes(shape.vocab)) continue;
     SCOPED_TRACE(Describe(shape));
     const Problem problem = RandomProblem({.shape = shape, .type = type(), .logit_deviation = 2.0});
-    const Reference reference = RunReference(problem);
+    const Reference reference = Expected(problem);
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput output = head.Run(problem);
-    EXPECT_LT(RelativeError(output.losses, reference.losses), kLossError);
-    EXPECT_LT(RelativeError(output.dx, reference.dx), GradientError());
-    EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientError());
+    EXPECT_LT(RelativeError(output.losses, reference.losses), RowTolerance(kLossError));
+    EXPECT_LT(RelativeError(output.dx, reference.dx), GradientTolerance());
+    EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientTolerance());
   }
 }
 
@@ -61,14 +60,14 @@ TEST_P(Values, AgreeForHiddenStatesAndDxOfEveryType) {
     Problem rounded = problem;  // to the head's type, which is what products see
     rounded.hidden_type = type();
     rounded.hidden_states = Narrowed(type(), problem.HiddenStates());
-    const Reference reference = RunReference(rounded);
+    const Reference reference = Expected(rounded);
     for (const DataType dx_type : kTypes) {
       SCOPED_TRACE(std::string(Name(hidden_type)) + " in, dX in " + Name(dx_type));
       head.backend().ResetGradient();
       const ChunkOutput output = head.Run(KindOf(problem, dx_type), {RowsOf(problem, 0, 40)}).front();
-      EXPECT_LT(RelativeError(output.losses, reference.losses), kLossError);
-      EXPECT_LT(RelativeError(output.dx, reference.dx), GradientError() + RoundingError(dx_type));
-      EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientError());
+      EXPECT_LT(RelativeError(output.losses, reference.losses), RowTolerance(kLossError));
+      EXPECT_LT(RelativeError(output.dx, reference.dx), GradientTolerance() + RoundingError(dx_type));
+      EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientTolerance());
     }
   }
 }
@@ -94,12 +93,12 @@ TEST_P(Values, GradientScaleMultipliesGradientsAndNotLosses) {
   for (const float scale : {1.0f, -2.5f, 1e-6f, 3e4f}) {
     SCOPED_TRACE(scale);
     problem.gradient_scale = scale;
-    const Reference reference = RunReference(problem);
+    const Reference reference = Expected(problem);
     head.backend().ResetGradient();
     const ChunkOutput output = head.Run(problem);
     EXPECT_TRUE(SameBits(output.losses, losses));
-    EXPECT_LT(RelativeError(output.dx, reference.dx), GradientError());
-    EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientError());
+    EXPECT_LT(RelativeError(output.dx, reference.dx), GradientTolerance());
+    EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientTolerance());
   }
   problem.gradient_scale = 0.0f;
   head.backend().ResetGradient();
@@ -111,12 +110,12 @@ TEST_P(Values, GradientScaleMultipliesGradientsAndNotLosses) {
 TEST_P(Values, ManyRowsOfOneLabelAddUp) {
   Problem problem = RandomProblem({.shape = {200, 300, 40}, .type = type(), .logit_deviation = 2.0});
   for (size_t i = 0; i < problem.labels.size(); ++i) problem.labels[i] = i % 5 == 0 ? 299 : 17;
-  const Reference reference = RunReference(problem);
+  const Reference reference = Expected(problem);
   HeadUnderTest head(device_.get(), problem);
   const ChunkOutput output = head.Run(problem);
-  EXPECT_LT(RelativeError(output.losses, reference.losses), kLossError);
-  EXPECT_LT(RelativeError(output.dx, reference.dx), GradientError());
-  EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientError());
+  EXPECT_LT(RelativeError(output.losses, reference.losses), RowTolerance(kLossError));
+  EXPECT_LT(RelativeError(output.dx, reference.dx), GradientTolerance());
+  EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientTolerance());
 }
 
 // Whatever their hidden states hold, and whatever the index is.
@@ -165,7 +164,7 @@ TEST_P(Values, EqualLogitsCostTheLogarithmOfTheVocabulary) {
       for (const float loss : head.Run(problem).losses) {
         EXPECT_FLOAT_EQ(loss, static_cast<float>(std::log(static_cast<double>(vocab))));
       }
-      EXPECT_LT(RelativeError(head.Gradient(), RunReference(problem).dw), GradientError());
+      EXPECT_LT(RelativeError(head.Gradient(), Expected(problem).dw), GradientTolerance());
     }
   }
 }

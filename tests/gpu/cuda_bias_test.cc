@@ -1,5 +1,5 @@
 // What only heads with a bias have on the CUDA step: db by itself, and where the bias alone decides.
-// Agreement with fp64 beside every other option: cuda_options_test.cc. Names that begin with Small have
+// Agreement with the CPU beside every other option: cuda_options_test.cc. Names that begin with Small have
 // shapes that compute-sanitizer gets through.
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,6 @@ using testing::Problem;
 using testing::RandomProblem;
 using testing::Reference;
 using testing::RelativeError;
-using testing::RunReference;
 using testing::SameBits;
 using testing::Shape;
 
@@ -37,37 +36,37 @@ class CudaBias : public CudaStepTest {
 };
 
 // Vocabularies around the ends of tiles of 64, 192 and 256 columns, odd ones, and rows around those of tiles.
-TEST_P(CudaBias, SmallShapesAgreeWithTheReference) {
+TEST_P(CudaBias, SmallShapesAgreeWithTheCpu) {
   for (const Shape& shape :
        {Shape{1, 1, 1}, Shape{3, 2, 9}, Shape{5, 63, 8}, Shape{64, 191, 24}, Shape{65, 193, 24},
         Shape{128, 255, 40}, Shape{129, 257, 40}, Shape{255, 129, 16}, Shape{257, 385, 16}}) {
     SCOPED_TRACE(Describe(shape));
     const Problem problem = WithBias(shape);
-    ExpectClose(Run(problem, Options()), RunReference(problem));
+    ExpectClose(Run(problem, Options()), Expected(problem));
   }
 }
 
-TEST_P(CudaBias, LargerShapesAgreeWithTheReference) {
+TEST_P(CudaBias, LargerShapesAgreeWithTheCpu) {
   for (const Shape& shape : {Shape{1030, 2099, 72}, Shape{9, 50257, 123}, Shape{2050, 300, 64}}) {
     SCOPED_TRACE(Describe(shape));
     const Problem problem = WithBias(shape);
-    ExpectClose(Run(problem, Options()), RunReference(problem));
+    ExpectClose(Run(problem, Options()), Expected(problem));
   }
 }
 
 // The products say nothing: a wrong place in b, in the sample as well, is seen undiminished.
-TEST_P(CudaBias, SmallLogitsOfTheBiasAloneAgreeWithTheReference) {
+TEST_P(CudaBias, SmallLogitsOfTheBiasAloneAgreeWithTheCpu) {
   for (const int64_t vocab : {127, 128, 300, 777, 5000}) {
     SCOPED_TRACE(vocab);
     Problem problem = WithBias({70, vocab, 16});
     std::ranges::fill(problem.hidden_states, 0);
     for (float& value : problem.bias) value *= 5;
-    const Reference reference = RunReference(problem);
+    const Reference reference = Expected(problem);
     CudaOptions options = Options();
     options.whole_rows = true;
     options.top_k = 5;
     const CudaOutcome outcome = Run(problem, options);
-    EXPECT_LT(RelativeError(outcome.losses, reference.losses), 1e-5);
+    EXPECT_LT(RelativeError(outcome.losses, reference.losses), kRowTolerance);
     EXPECT_LT(RelativeError(outcome.db, reference.db), 3 * Tolerance());
     const auto best = std::ranges::max_element(problem.bias) - problem.bias.begin();
     for (size_t r = 0; r < 70; ++r) {
@@ -86,9 +85,9 @@ TEST_P(CudaBias, SmallEntryFarAboveTheSampleIsRedoneExactly) {
       problem.bias[333] = value;
       problem.options.logit_scale = scale;
       problem.labels[5] = 333;
-      const Reference reference = RunReference(problem);
+      const Reference reference = Expected(problem);
       const CudaOutcome outcome = Run(problem, Options());
-      EXPECT_LT(RelativeError(outcome.losses, reference.losses), 1e-5);
+      EXPECT_LT(RelativeError(outcome.losses, reference.losses), kRowTolerance);
       EXPECT_LT(RelativeError(outcome.dx, reference.dx), Tolerance());
       ExpectWeightGradientsClose(outcome, reference);
     }
@@ -115,16 +114,16 @@ TEST_P(CudaBias, SmallZerosForABiasChangeNothingButAddDb) {
   EXPECT_TRUE(SameBits(outcome.losses, expected.losses));
   EXPECT_TRUE(SameBits(outcome.dx, expected.dx));
   EXPECT_TRUE(SameBits(outcome.dw, expected.dw));
-  EXPECT_LT(RelativeError(outcome.db, RunReference(zeros).db), 3 * Tolerance());
+  EXPECT_LT(RelativeError(outcome.db, Expected(zeros).db), 3 * Tolerance());
 }
 
 // All rows of one label, and none of most.
-TEST_P(CudaBias, SmallManyRowsOfOneLabelAgreeWithTheReference) {
+TEST_P(CudaBias, SmallManyRowsOfOneLabelAgreeWithTheCpu) {
   Problem problem = WithBias({300, 500, 24});
   std::ranges::fill(problem.labels, 499);
   problem.labels[7] = 0;
   problem.labels[8] = kIgnoreIndex;
-  ExpectClose(Run(problem, Options()), RunReference(problem));
+  ExpectClose(Run(problem, Options()), Expected(problem));
 }
 
 // x is 0, so that dW is too; db is not.

@@ -1,4 +1,4 @@
-// Lists of kept tokens of the CUDA step, long beside short ones in tiles of any size, against fp64.
+// Lists of kept tokens of the CUDA step, long beside short ones in tiles of any size, against the CPU.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -16,7 +16,6 @@ using testing::kIgnoreIndex;
 using testing::Problem;
 using testing::RandomProblem;
 using testing::Reference;
-using testing::RunReference;
 
 constexpr int64_t kTokens = 31;
 constexpr int64_t kVocab = 17000;
@@ -36,7 +35,7 @@ class CudaKeptTokens : public CudaStepTest {
 
 TEST_P(CudaKeptTokens, SmallTilesOfLongAndShortListsAddUp) {
   const Problem problem = Rows();
-  Reference reference = RunReference(problem);
+  Reference reference = Expected(problem);
   CudaOptions options = Options();
   // Below eight rows Hopper's path gathers lists of any length.
   for (const int64_t tile_rows : {6, 8, 9, 13, 20, 0}) {
@@ -61,8 +60,8 @@ TEST_P(CudaKeptTokens, SmallRowsWithoutAShareAddNothingToDw) {
     options.shares[r] = 0.0f;
     expected.labels[r] = kIgnoreIndex;
   }
-  Reference reference = RunReference(problem);
-  reference.dw = RunReference(expected).dw;
+  Reference reference = Expected(problem);
+  reference.dw = Expected(expected).dw;
   ExpectClose(Run(problem, options), reference);
 }
 
@@ -78,7 +77,7 @@ TEST_P(CudaKeptTokens, SmallRowsThatOverflowLeaveTheOthersAlone) {
   CudaOptions options = Options();
   options.tile_rows = 20;
   const testing::CudaOutcome outcome = Run(problem, options);
-  const Reference reference = RunReference(expected);
+  const Reference reference = Expected(expected);
   EXPECT_LT(testing::RelativeError(outcome.dw, reference.dw), Tolerance());
   for (const size_t r : {1, 3}) {
     EXPECT_TRUE(std::isnan(outcome.losses[r]));

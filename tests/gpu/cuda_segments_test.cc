@@ -17,6 +17,7 @@
 #include "tests/gpu/cuda_runner.h"
 #include "tests/gpu/device_ranks.h"
 #include "tests/unit/collectives/ranks.h"
+#include "tests/unit/kernels/option_cases.h"
 #include "tests/unit/kernels/soft_problems.h"
 
 namespace lossd::kernels::cuda_segments_test {
@@ -29,13 +30,12 @@ using testing::CountDevices;
 using testing::CudaOptions;
 using testing::CudaOutcome;
 using testing::Describe;
+using testing::OptionProblem;
 using testing::Problem;
 using testing::RandomProblem;
-using testing::Reference;
 using testing::RelativeError;
 using testing::RunCudaStep;
 using testing::RunOnDevice;
-using testing::RunReference;
 using testing::SameBits;
 using testing::SetLogit;
 using testing::Shape;
@@ -142,52 +142,14 @@ std::vector<float> Varied(int64_t count, float from, float step) {
   return values;
 }
 
-struct Case {
-  const char* name;
-  Problem problem;
-};
-
 // What a batch may ask for.
-std::vector<Case> Cases(DataType type, const Shape& shape) {
+std::vector<OptionProblem> Cases(DataType type, const Shape& shape) {
   const Problem plain = RandomProblem({.shape = shape, .type = type, .logit_deviation = 2.0});
-  std::vector<Case> cases = {{"plain", plain}};
-  const auto add = [&](const char* name, const std::function<void(Problem&)>& change) {
-    cases.push_back({name, plain});
-    change(cases.back().problem);
-  };
-  const auto [tokens, vocab, hidden] = shape;
-  add("z-loss, token weights and gradients of log-sum-exps", [&, tokens = tokens](Problem& problem) {
-    problem.options.lse_square_scale = 0.02f;
-    problem.z_gradient_scale = 0.5f;
-    problem.token_weights = Varied(tokens, 0.0f, 0.3f);
-    problem.lse_gradients = Varied(tokens, -0.5f, 0.1f);
-  });
-  add("class weights and bias", [vocab = vocab](Problem& problem) {
-    problem.class_weights = Varied(vocab, 0.1f, 0.2f);
-    problem.bias = Varied(vocab, -1.0f, 0.2f);
-  });
-  add("scale and softcap", [](Problem& problem) {
-    problem.options.logit_scale = 1.5f;
-    problem.options.softcap = 5.0f;
-  });
-  add("smoothing", [](Problem& problem) { problem.options.label_smoothing = 0.1f; });
-  add("gradients of the entropy",
-      [&, tokens = tokens](Problem& problem) { problem.entropy_gradients = Varied(tokens, -0.5f, 0.2f); });
-  add("gradients of the entropy, smoothing and softcap", [&, tokens = tokens](Problem& problem) {
-    problem.entropy_gradients = Varied(tokens, -0.5f, 0.2f);
-    problem.options = {.softcap = 5.0f, .label_smoothing = 0.1f};
-  });
-  add("smoothing, class weights and bias", [vocab = vocab](Problem& problem) {
-    problem.options.label_smoothing = 0.1f;
-    problem.class_weights = Varied(vocab, 0.1f, 0.2f);
-    problem.bias = Varied(vocab, -1.0f, 0.2f);
-  });
-  add("smoothing, softcap, class weights and bias", [vocab = vocab](Problem& problem) {
-    problem.options.label_smoothing = 0.1f;
-    problem.options.softcap = 6.0f;
-    problem.class_weights = Varied(vocab, 0.1f, 0.2f);
-    problem.bias = Varied(vocab, -1.0f, 0.2f);
-  });
+  std::vector<OptionProblem> cases;
+  for (const testing::OptionCase& options : testing::OptionPaths()) {
+    cases.push_back({options.name, plain});
+    options.set(cases.back().problem);
+  }
   return cases;
 }
 
@@ -289,24 +251,14 @@ TEST_P(CudaSegments, MayLieOnRanksInAnyWayAndAnyMayAnswer) {
   });
 }
 
-TEST_P(CudaSegments, AreCloseToOneProductAndToTheReference) {
+// Which is close to the CPU: cuda_options_test.cc.
+TEST_P(CudaSegments, AreCloseToOneProduct) {
   OnOneGpu([] {
     const double tolerance = type() == DataType::kBFloat16 ? 4e-3 : 1e-3;
     for (const auto& [name, problem] : Cases(type(), {150, 700, 72})) {
       SCOPED_TRACE(name);
       const CudaOutcome one = RunOnOneRank(problem, {.tile_rows = 64});
       ExpectClose(one, RunCudaStep(problem), tolerance);
-      const Reference reference = RunReference(problem);
-      const auto narrow = [](const std::vector<double>& wide) {
-        return std::vector<float>(wide.begin(), wide.end());
-      };
-      CudaOutcome expected;
-      expected.losses = narrow(reference.losses);
-      expected.log_sum_exps = narrow(reference.log_sum_exp);
-      expected.dx = narrow(reference.dx);
-      expected.dw = narrow(reference.dw);
-      if (!problem.bias.empty()) expected.db = narrow(reference.db);
-      ExpectClose(one, expected, tolerance);
     }
   });
 }
@@ -438,7 +390,7 @@ TEST_P(CudaSegments, TakeSoftTargetsInTheSameBits) {
     const double tolerance = type() == DataType::kBFloat16 ? 4e-3 : 1e-3;
     for (const Divergence divergence : testing::kDivergences) {
       // None of the other options, all, and some.
-      for (const int combination : {0, testing::kSoftCombinations - 1, 6, 41}) {
+      for (const int combination : {0, testing::kAllSoftOptions, 6, 41}) {
         SCOPED_TRACE(std::to_string(static_cast<int>(divergence)) + ", options " +
                      std::to_string(combination));
         Problem problem = testing::SoftProblem({60, 700, 40}, type(), divergence);
@@ -466,7 +418,7 @@ TEST_P(CudaSegments, TakeSoftTargetsWhereSomeAreEmpty) {
                {1, {}}, {2, {2}}, {3, {2, 3}}, {6, {2, 6}}}) {
         SCOPED_TRACE(std::to_string(static_cast<int>(divergence)) + ", entries: " + std::to_string(vocab));
         Problem problem = testing::SoftProblem({70, vocab, 64}, type(), divergence);
-        testing::UseWithSoftTargets(problem, testing::kSoftCombinations - 1);
+        testing::UseWithSoftTargets(problem, testing::kAllSoftOptions);
         const CudaOptions options{.tile_rows = 40, .whole_rows = true, .top_k = 1};
         ExpectSameBitsOver(numbers, problem, options);
         if (vocab > 1) ExpectClose(RunOnOneRank(problem, options), RunCudaStep(problem, options), 1e-2);

@@ -14,7 +14,6 @@ namespace {
 
 using kernels::testing::RandomProblem;
 using kernels::testing::RelativeError;
-using kernels::testing::RunReference;
 
 constexpr int64_t kTokens = 150;
 constexpr int64_t kVocab = 700;
@@ -51,10 +50,10 @@ class CudaSmoothing : public HeadTest {
   void ExpectSum(HeadUnderTest& head, const std::vector<Problem>& added) const {
     std::vector<double> sum(static_cast<size_t>(kVocab * kHidden), 0.0);
     for (const Problem& problem : added) {
-      const std::vector<double> dw = RunReference(problem).dw;
+      const std::vector<double> dw = Expected(problem).dw;
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += dw[i];
     }
-    EXPECT_LT(RelativeError(head.Gradient(), sum), GradientError());
+    EXPECT_LT(RelativeError(head.Gradient(), sum), GradientTolerance());
     constexpr int64_t kRow = 317;
     const std::vector<double> row(sum.begin() + kRow * kHidden, sum.begin() + (kRow + 1) * kHidden);
     EXPECT_LT(RelativeError(head.Gradient(kRow, 1), row), 4 * GradientError()) << "read alone";
@@ -92,10 +91,10 @@ TEST_P(CudaSmoothing, FollowsTheWeightsThatArePublished) {
     Problem changed = problems[i];
     changed.weight = others.weight;
     head.Publish(changed.weight);
-    const kernels::testing::Reference reference = RunReference(changed);
+    const kernels::testing::Reference reference = Expected(changed);
     const ChunkOutput output = head.Run(KindOf(changed), {RowsOf(changed, 0, kTokens)}).front();
-    EXPECT_LT(RelativeError(output.losses, reference.losses), 1e-5);
-    EXPECT_LT(RelativeError(output.dx, reference.dx), GradientError());
+    EXPECT_LT(RelativeError(output.losses, reference.losses), RowTolerance(1e-5));
+    EXPECT_LT(RelativeError(output.dx, reference.dx), GradientTolerance());
     head.Publish(problems[0].weight);
   }
 }

@@ -1,5 +1,5 @@
-// Soft targets of the CUDA step, alone and with every other option, against fp64. Names that begin with Small
-// have shapes that compute-sanitizer gets through.
+// Soft targets of the CUDA step, alone and with every other option, against the CPU. Names that begin with
+// Small have shapes that compute-sanitizer gets through.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -21,17 +21,16 @@ using testing::Itself;
 using testing::kDivergences;
 using testing::kIgnoreIndex;
 using testing::Nearly;
+using testing::PartOf;
 using testing::Problem;
 using testing::RandomProblem;
 using testing::RandomTeacher;
 using testing::Reference;
 using testing::RelativeError;
-using testing::RunReference;
 using testing::SameBits;
 using testing::SetLogit;
 using testing::SetTeacherLogit;
 using testing::Shape;
-using testing::SoftPart;
 using testing::SoftProblem;
 using testing::UseWithSoftTargets;
 
@@ -50,20 +49,20 @@ std::string NameOf(Divergence divergence) {
 class CudaSoftTargets : public CudaStepTest {
  protected:
   static void ExpectSoft(const Problem& problem, const CudaOptions& options) {
-    const Reference reference = RunReference(problem);
+    const Reference reference = Expected(problem);
     const CudaOutcome outcome = Run(problem, options);
     if (!outcome.error.empty()) return;
-    EXPECT_LT(RelativeError(outcome.divergences, reference.divergence), 2e-5);
-    EXPECT_LT(RelativeError(outcome.losses, reference.losses), 2e-5);
-    EXPECT_LT(RelativeError(outcome.log_sum_exps, reference.log_sum_exp), 1e-5);
-    EXPECT_LT(RelativeError(outcome.z_losses, reference.z_loss), 1e-5);
-    EXPECT_LT(RelativeError(outcome.log_probabilities, reference.log_probability), 1e-5);
+    EXPECT_LT(RelativeError(outcome.divergences, reference.divergence), 4e-5);
+    EXPECT_LT(RelativeError(outcome.losses, reference.losses), 4e-5);
+    EXPECT_LT(RelativeError(outcome.log_sum_exps, reference.log_sum_exp), kRowTolerance);
+    EXPECT_LT(RelativeError(outcome.z_losses, reference.z_loss), kRowTolerance);
+    EXPECT_LT(RelativeError(outcome.log_probabilities, reference.log_probability), kRowTolerance);
     EXPECT_LT(RelativeError(outcome.dx, reference.dx), Tolerance());
     EXPECT_LT(RelativeError(outcome.dw, reference.dw), Tolerance());
   }
 };
 
-TEST_P(CudaSoftTargets, SmallShapesAgreeWithTheReference) {
+TEST_P(CudaSoftTargets, SmallShapesAgreeWithTheCpu) {
   for (const Divergence divergence : kDivergences) {
     for (const Shape& shape : {Shape{1, 1, 1}, Shape{1, 2, 3}, Shape{2, 3, 5}, Shape{7, 257, 33},
                                Shape{65, 511, 17}, Shape{129, 300, 40}}) {
@@ -74,7 +73,7 @@ TEST_P(CudaSoftTargets, SmallShapesAgreeWithTheReference) {
 }
 
 // More rows than logits are held of at once, more entries than a block's threads take at once.
-TEST_P(CudaSoftTargets, LargerShapesAgreeWithTheReference) {
+TEST_P(CudaSoftTargets, LargerShapesAgreeWithTheCpu) {
   for (const Divergence divergence : kDivergences) {
     for (const Shape& shape : {Shape{300, 96, 300}, Shape{1100, 2099, 72}, Shape{40, 50257, 24}}) {
       SCOPED_TRACE(NameOf(divergence) + " " + Describe(shape));
@@ -83,9 +82,9 @@ TEST_P(CudaSoftTargets, LargerShapesAgreeWithTheReference) {
   }
 }
 
-TEST_P(CudaSoftTargets, SmallOptionsBesideThemAgreeWithTheReference) {
+TEST_P(CudaSoftTargets, SmallOptionsBesideThemAgreeWithTheCpu) {
   for (const Divergence divergence : kDivergences) {
-    for (int options = 0; options < testing::kSoftCombinations; ++options) {
+    for (const int options : testing::SoftOptionPairs()) {
       SCOPED_TRACE(NameOf(divergence) + " " + std::to_string(options));
       Problem problem = SoftProblem({37, 530, 24}, type(), divergence);
       problem.labels[5] = kIgnoreIndex;
@@ -117,11 +116,11 @@ TEST_P(CudaSoftTargets, SmallTilesAndIgnoredRowsAddUp) {
   for (const Divergence divergence : kDivergences) {
     SCOPED_TRACE(NameOf(divergence));
     Problem problem = SoftProblem({100, 500, 72}, type(), divergence);
-    UseWithSoftTargets(problem, testing::kSoftCombinations - 1);
+    UseWithSoftTargets(problem, testing::kAllSoftOptions);
     for (size_t i = 0; i < 100; i += 9) problem.labels[i] = kIgnoreIndex;
     CudaOptions options = Options();
     options.tile_rows = 33;
-    Reference reference = RunReference(problem);
+    Reference reference = Expected(problem);
     EXPECT_LT(RelativeError(Run(problem, options).dw, reference.dw), Tolerance());
     options.weight_gradient = WeightGradient::kAccumulate;
     options.initial_dw.assign(500 * 72, 0.25f);
@@ -159,9 +158,9 @@ TEST_P(CudaSoftTargets, SmallDivergencesNearZeroKeepTheirDigits) {
     for (const float change : {1e-2f, 1e-3f}) {
       SCOPED_TRACE(NameOf(divergence) + " " + std::to_string(change));
       const Problem problem = Nearly({60, 800, 40}, type(), divergence, change);
-      const Reference reference = RunReference(problem);
+      const Reference reference = Expected(problem);
       const CudaOutcome outcome = Run(problem, Options());
-      const double tolerance = 4e-6 / static_cast<double>(change);
+      const double tolerance = 6e-6 / static_cast<double>(change);
       EXPECT_LT(RelativeError(outcome.divergences, reference.divergence), tolerance);
       EXPECT_LT(RelativeError(outcome.dx, reference.dx), tolerance + Tolerance());
     }
@@ -179,9 +178,9 @@ TEST_P(CudaSoftTargets, SmallProbabilitiesThatUnderflowGiveTheDivergenceOfTheirL
       SetLogit(problem, row, row, 400.0f);
       SetTeacherLogit(problem, row, row + (row % 2), 500.0f);
     }
-    const Reference reference = RunReference(problem);
+    const Reference reference = Expected(problem);
     const CudaOutcome outcome = Run(problem, Options());
-    EXPECT_LT(RelativeError(outcome.divergences, reference.divergence), 2e-5);
+    EXPECT_LT(RelativeError(outcome.divergences, reference.divergence), 4e-5);
     EXPECT_LT(RelativeError(outcome.dx, reference.dx), 5e-3);
   }
 }
@@ -195,9 +194,9 @@ TEST_P(CudaSoftTargets, SmallRowsOfLargeLogitsStayFinite) {
                                                     .type = DataType::kBFloat16,
                                                     .logit_deviation = 3000.0,
                                                     .distillation = {.divergence = divergence}});
-    const Reference reference = RunReference(problem);
+    const Reference reference = Expected(problem);
     const CudaOutcome outcome = Run(problem, Options());
-    EXPECT_LT(RelativeError(outcome.divergences, reference.divergence), 1e-3);
+    EXPECT_LT(RelativeError(outcome.divergences, reference.divergence), 2e-3);
     EXPECT_EQ(CountNonFinite(DataType::kFloat32, outcome.dx.data(), 30 * 40), 0);
     EXPECT_EQ(CountNonFinite(DataType::kFloat32, outcome.dw.data(), 900 * 40), 0);
   }
@@ -208,14 +207,14 @@ TEST_P(CudaSoftTargets, RowsDoNotDependOnTheRowsBesideThem) {
   for (const Divergence divergence : kDivergences) {
     SCOPED_TRACE(NameOf(divergence));
     Problem whole = SoftProblem({1040, 1500, kHidden}, type(), divergence);
-    UseWithSoftTargets(whole, testing::kSoftCombinations - 1);
+    UseWithSoftTargets(whole, testing::kAllSoftOptions);
     CudaOptions options = Options();
     options.tile_rows = 1040;
     const CudaOutcome expected = Run(whole, options);
     const std::vector<std::pair<int64_t, int64_t>> parts = {{1000, 1}, {7, 64}, {450, 128}, {1, 519}};
     for (const auto& [first, count] : parts) {
       SCOPED_TRACE("rows " + std::to_string(first) + " + " + std::to_string(count));
-      const CudaOutcome outcome = Run(SoftPart(whole, first, count), options);
+      const CudaOutcome outcome = Run(PartOf(whole, first, count), options);
       const auto slice = [first = first, count = count](const auto& values, int64_t width) {
         return std::vector(values.begin() + first * width, values.begin() + (first + count) * width);
       };
@@ -260,7 +259,7 @@ TEST_P(CudaSoftTargets, SmallLossesAloneAndWholeRowsAreTheSame) {
     const CudaOutcome told = Run(problem, options);
     EXPECT_TRUE(SameBits(all.losses, told.losses));
     EXPECT_TRUE(SameBits(all.dx, told.dx));
-    EXPECT_LT(RelativeError(told.entropies, RunReference(problem).entropy), 1e-5);
+    EXPECT_LT(RelativeError(told.entropies, Expected(problem).entropy), kRowTolerance);
   }
 }
 
@@ -289,7 +288,7 @@ TEST_P(CudaSoftTargets, SmallRowsThatOverflowAreNaNAloneAndNeverReachDw) {
     }
     EXPECT_EQ(CountNonFinite(DataType::kFloat32, outcome.losses.data(), 60), 2);
     EXPECT_EQ(CountNonFinite(DataType::kFloat32, outcome.dx.data(), 60 * 40), 80);
-    EXPECT_LT(RelativeError(outcome.dw, RunReference(expected).dw), Tolerance());
+    EXPECT_LT(RelativeError(outcome.dw, Expected(expected).dw), Tolerance());
   }
 }
 

@@ -13,17 +13,18 @@
 #include "absl/time/time.h"
 #include "server/engine/device/cuda/cuda_pipeline.h"
 #include "tests/gpu/cuda_engine.h"
+#include "tests/unit/kernels/cpu_results.h"
 
 namespace lossd::engine::cuda_teaching_test {
 namespace {
 
 using kernels::DataType;
 using kernels::SizeOf;
+using kernels::testing::CpuResultsInFloat32;
 using kernels::testing::Problem;
 using kernels::testing::RandomProblem;
 using kernels::testing::RandomTeacher;
 using kernels::testing::RelativeError;
-using kernels::testing::RunReference;
 using kernels::testing::SameBits;
 
 constexpr int64_t kTokens = 1300;
@@ -115,7 +116,7 @@ TEST_P(CudaTeaching, WhereHiddenStatesLieAndHowTheyAreGatheredChangesNothing) {
   const ChunkAnswer whole = stream.listener->AwaitAnswers(1)[0];
   ASSERT_TRUE(whole.error.ok()) << whole.error;
   const std::vector<float> dw = cuda_->TakeGradient();
-  const kernels::testing::Reference reference = RunReference(problem_);
+  const kernels::testing::Reference reference = CpuResultsInFloat32(problem_);
   EXPECT_LT(RelativeError(LossesOf(whole), reference.losses), 1e-4);
   EXPECT_LT(RelativeError(dw, reference.dw), 2 * Tolerance());
   EXPECT_EQ(whole.teacher_weight_version, 1U);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tests/conformance/masks/masks.h"
+#include "tests/unit/kernels/option_cases.h"
 
 namespace lossd::engine::testing::masks_test {
 namespace {
@@ -11,7 +12,6 @@ namespace {
 using kernels::testing::KeepTokens;
 using kernels::testing::RandomTargets;
 using kernels::testing::Reference;
-using kernels::testing::RunReference;
 
 class MasksInLists : public Masks {
  protected:
@@ -31,13 +31,13 @@ TEST_P(MasksInLists, LeaveAllElseAsItIs) {
         SCOPED_TRACE(std::string(mask.name) + (targets ? ", targets" : ", kept") +
                      (entropy ? ", entropy" : ""));
         Problem problem = Masked(mask, 2.0f);
-        if (entropy) problem.entropy_gradients = Alternating(kTokens, -1.0f, 0.5f);
+        if (entropy) problem.entropy_gradients = kernels::testing::Spread(kTokens, -1.0f, 0.5f);
         if (targets) {
           problem.targets = RandomTargets(problem, 0.1, 0.8);
         } else {
           KeepTokens(problem, 0.3);
         }
-        const Reference reference = RunReference(problem);
+        const Reference reference = Expected(problem);
         HeadUnderTest head(device_.get(), problem);
         const ChunkOutput output = head.Run(problem, {.log_sum_exp = true, .entropy = true});
         ExpectGradients(reference, output, head);

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "tests/conformance/head_under_test.h"
-#include "tests/unit/kernels/soft_problems.h"
 
 namespace lossd::engine::testing::masks_test {
 
@@ -33,12 +32,6 @@ inline constexpr Mask kMasks[] = {
     {"upper half", [](int64_t v) { return v >= kVocab / 2; }},
     {"all but some", [](int64_t v) { return v % 100 != 0; }},
 };
-
-inline std::vector<float> Alternating(int64_t count, float low, float high) {
-  std::vector<float> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = i % 2 == 0 ? high : low;
-  return values;
-}
 
 inline std::vector<float> BiasOf(const Mask& mask) {
   std::vector<float> bias(kVocab);
@@ -79,7 +72,7 @@ class Masks : public HeadTest {
   }
 
   void ExpectAgreement(const Problem& problem) {
-    const kernels::testing::Reference reference = kernels::testing::RunReference(problem);
+    const kernels::testing::Reference reference = Expected(problem);
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput output = head.Run(problem, kAllReturns);
     ExpectGradients(reference, output, head);
@@ -100,7 +93,7 @@ class Masks : public HeadTest {
     }
   }
 
-  double Tolerance() const { return 4 * GradientError(); }
+  double Tolerance() const { return 4 * GradientTolerance(); }
 };
 
 }  // namespace lossd::engine::testing::masks_test

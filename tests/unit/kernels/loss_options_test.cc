@@ -1,5 +1,5 @@
-// Every loss option, alone and together, against the fp64 reference; returns are tested in
-// row_returns_test.cc.
+// Every loss option, alone and together, in every arithmetic against the fp64 reference; returns are tested
+// in row_returns_test.cc, and what holds on every device in tests/conformance.
 #include <gtest/gtest.h>
 
 #ifdef _OPENMP
@@ -15,14 +15,20 @@
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/linear_cross_entropy.h"
+#include "tests/unit/kernels/option_cases.h"
 #include "tests/unit/kernels/problem.h"
+#include "tests/unit/kernels/soft_problems.h"
 
 namespace lossd::kernels::loss_options_test {
 namespace {
 
 using cpu::Arithmetic;
+using testing::AllOptions;
 using testing::Describe;
 using testing::GuardedBytes;
+using testing::OptionCase;
+using testing::OptionCases;
+using testing::OptionsAlone;
 using testing::Problem;
 using testing::RandomProblem;
 using testing::Reference;
@@ -32,13 +38,11 @@ using testing::RunStep;
 using testing::SameBits;
 using testing::SetLogit;
 using testing::Shape;
+using testing::Spread;
 using testing::StepOptions;
 using testing::StepResult;
 
 constexpr int64_t kIgnored = -100;
-constexpr int kCombinations = 1024;
-constexpr int kEverything = kCombinations - 1;
-
 // Arithmetic and the type of head it takes.
 struct Path {
   Arithmetic arithmetic;
@@ -56,39 +60,6 @@ std::vector<Path> Paths() {
   return paths;
 }
 
-// Values between -1 and 1 that repeat after a while.
-float Pattern(int64_t i) { return static_cast<float>(i * 37 % 101) / 50.0f - 1.0f; }
-
-// Each bit of `options` turns one on.
-void TurnOn(Problem& problem, int options) {
-  const auto has = [options](int bit) { return (options >> bit & 1) != 0; };
-  if (has(0)) problem.options.label_smoothing = 0.1f;
-  if (has(1)) problem.options.lse_square_scale = 0.01f;
-  if (has(2)) problem.options.softcap = 3.0f;
-  if (has(3)) problem.options.logit_scale = 0.7f;
-  if (has(4)) {
-    problem.class_weights.resize(static_cast<size_t>(problem.shape.vocab));
-    for (int64_t v = 0; v < problem.shape.vocab; ++v) problem.class_weights[v] = std::fabs(Pattern(v + 3));
-  }
-  if (has(5)) {
-    problem.token_weights.resize(static_cast<size_t>(problem.shape.tokens));
-    for (int64_t r = 0; r < problem.shape.tokens; ++r) problem.token_weights[r] = 2 * Pattern(r);
-  }
-  if (has(6)) {
-    problem.lse_gradients.resize(static_cast<size_t>(problem.shape.tokens));
-    for (int64_t r = 0; r < problem.shape.tokens; ++r) problem.lse_gradients[r] = Pattern(r + 20);
-  }
-  if (has(7)) problem.z_gradient_scale = 1.7f * problem.gradient_scale;
-  if (has(8)) {
-    problem.bias.resize(static_cast<size_t>(problem.shape.vocab));
-    for (int64_t v = 0; v < problem.shape.vocab; ++v) problem.bias[v] = 2 * Pattern(v + 11);
-  }
-  if (has(9)) {
-    problem.entropy_gradients.resize(static_cast<size_t>(problem.shape.tokens));
-    for (int64_t r = 0; r < problem.shape.tokens; ++r) problem.entropy_gradients[r] = Pattern(r + 35);
-  }
-}
-
 void ExpectAgreement(const Problem& problem, const StepOptions& options, double tolerance,
                      double loss_tolerance = 1e-5) {
   const Reference reference = RunReference(problem);
@@ -103,13 +74,15 @@ void ExpectAgreement(const Problem& problem, const StepOptions& options, double 
   EXPECT_LT(RelativeError(result.db, reference.db), tolerance);
 }
 
-TEST(LossOptions, EveryCombinationAgreesWithTheReference) {
+// Every arithmetic; the best one of each type of head is tried with more values and shapes in
+// tests/conformance.
+TEST(LossOptions, EveryPairAgreesWithTheReference) {
   for (const Path& path : Paths()) {
-    for (int options = 0; options < kCombinations; ++options) {
-      SCOPED_TRACE(std::to_string(options) + " " + Name(path.type));
+    for (const OptionCase& options : OptionCases()) {
+      SCOPED_TRACE(options.name + " " + Name(path.type));
       Problem problem = RandomProblem({.shape = {7, 530, 11}, .type = path.type, .logit_deviation = 2.0});
       problem.labels[5] = kIgnored;
-      TurnOn(problem, options);
+      options.set(problem);
       ExpectAgreement(problem, {.arithmetic = path.arithmetic}, path.tolerance);
       if (HasFailure()) return;
     }
@@ -122,7 +95,7 @@ TEST(LossOptions, AgreeInEveryShapeAndInSeveralTiles) {
     for (const Path& path : Paths()) {
       SCOPED_TRACE(Describe(shape) + " " + Name(path.type));
       Problem problem = RandomProblem({.shape = shape, .type = path.type, .logit_deviation = 2.0});
-      TurnOn(problem, kEverything);
+      AllOptions().set(problem);
       ExpectAgreement(problem, {.arithmetic = path.arithmetic}, path.tolerance);
       ExpectAgreement(problem, {.arithmetic = path.arithmetic, .tile_rows = 1}, path.tolerance);
       problem.options.softcap = 0;
@@ -134,11 +107,11 @@ TEST(LossOptions, AgreeInEveryShapeAndInSeveralTiles) {
 TEST(LossOptions, AgreeWhereTheSoftmaxIsPeakedOrNearUniform) {
   for (const double deviation : {0.01, 10.0}) {
     for (const Path& path : Paths()) {
-      for (int option = 0; option < 10; ++option) {
-        SCOPED_TRACE(std::to_string(deviation) + " " + std::to_string(option) + " " + Name(path.type));
+      for (const OptionCase& option : OptionsAlone()) {
+        SCOPED_TRACE(std::to_string(deviation) + " " + option.name + " " + Name(path.type));
         Problem problem =
             RandomProblem({.shape = {40, 2000, 40}, .type = path.type, .logit_deviation = deviation});
-        TurnOn(problem, 1 << option);
+        option.set(problem);
         problem.options.softcap *= static_cast<float>(deviation);
         ExpectAgreement(problem, {.arithmetic = path.arithmetic}, path.tolerance);
       }
@@ -162,13 +135,14 @@ TEST(LossOptions, SmoothingToUniformKeepsTheDifferenceToIt) {
 TEST(LossOptions, ALabelThatIsNearlyCertainKeepsItsDigits) {
   for (const Path& path : Paths()) {
     if (path.arithmetic == Arithmetic::kLibraryBFloat16) continue;
-    for (int options = 0; options < 16; ++options) {
+    for (int options = 0; options < 8; ++options) {
       SCOPED_TRACE(std::to_string(options) + " " + Name(path.type));
       Problem problem = RandomProblem({.shape = {6, 700, 40}, .type = path.type, .logit_deviation = 0.5});
       for (int64_t r = 0; r < 6; ++r) SetLogit(problem, r, problem.labels[r], 30.0f);
-      TurnOn(problem, options << 3);  // those that keep the gradient that small, but for that of ℓ
-      problem.lse_gradients.clear();
-      if ((options & 1) != 0) problem.options.softcap = 90.0f;
+      // Those that keep the gradient that small.
+      if ((options & 1) != 0) problem.options = {.logit_scale = 0.7f, .softcap = 90.0f};
+      if ((options & 2) != 0) problem.class_weights = Spread(700, 0.1f, 2.0f);
+      if ((options & 4) != 0) problem.token_weights = Spread(6, -1.0f, 2.0f);
       ExpectAgreement(problem, {.arithmetic = path.arithmetic}, 3e-5, 3e-5);
     }
   }
@@ -251,32 +225,18 @@ void ExpectSameRows(const StepResult& part, const StepResult& whole, int64_t fir
   EXPECT_TRUE(SameBits(part.dx.data(), &whole.dx[first * shape.hidden], shape.tokens * shape.hidden));
 }
 
-Problem Rows(const Problem& whole, int64_t first, int64_t count) {
-  Problem part = whole;
-  part.shape.tokens = count;
-  const int64_t row_bytes = whole.shape.hidden * SizeOf(whole.hidden_type);
-  part.hidden_states.assign(whole.hidden_states.begin() + first * row_bytes,
-                            whole.hidden_states.begin() + (first + count) * row_bytes);
-  part.labels.assign(whole.labels.begin() + first, whole.labels.begin() + first + count);
-  part.token_weights.assign(whole.token_weights.begin() + first, whole.token_weights.begin() + first + count);
-  part.lse_gradients.assign(whole.lse_gradients.begin() + first, whole.lse_gradients.begin() + first + count);
-  part.entropy_gradients.assign(whole.entropy_gradients.begin() + first,
-                                whole.entropy_gradients.begin() + first + count);
-  return part;
-}
-
 TEST(LossOptions, RowsDoNotDependOnTheRowsBesideThem) {
   for (const Path& path : Paths()) {
     if (!path.same_rows) continue;
     for (const float softcap : {0.0f, 3.0f}) {
       Problem whole = RandomProblem({.shape = {200, 700, 70}, .type = path.type, .logit_deviation = 3.0});
-      TurnOn(whole, kEverything);
+      AllOptions().set(whole);
       whole.options.softcap = softcap;
       const StepResult expected = RunStep(whole, {.arithmetic = path.arithmetic});
       for (const int64_t count : {1, 2, 7, 16, 100, 199}) {
         for (const int64_t first : {int64_t{0}, 200 - count}) {
           SCOPED_TRACE(std::to_string(first) + " + " + std::to_string(count) + " " + Name(path.type));
-          const Problem part = Rows(whole, first, count);
+          const Problem part = testing::PartOf(whole, first, count);
           ExpectSameRows(RunStep(part, {.arithmetic = path.arithmetic}), expected, first, part.shape);
         }
       }
@@ -292,7 +252,7 @@ TEST(LossOptions, SameBitsOnAnyNumberOfThreads) {
 #endif
   for (const float softcap : {0.0f, 3.0f}) {
     Problem problem = RandomProblem({.shape = {70, 3000, 40}, .logit_deviation = 3.0});
-    TurnOn(problem, kEverything);
+    AllOptions().set(problem);
     problem.options.softcap = softcap;
     const StepResult expected = RunStep(problem);
     for (const int count : {1, 2, 3, 8}) {
@@ -325,33 +285,6 @@ TEST(LossOptions, NeutralValuesChangeNoBit) {
   EXPECT_TRUE(SameBits(result.dw, expected.dw));
 }
 
-TEST(LossOptions, AWeightOfZeroGivesZerosWhateverTheRow) {
-  for (const Path& path : Paths()) {
-    if (!path.same_rows) continue;
-    Problem problem = RandomProblem({.shape = {6, 300, 40}, .type = path.type});
-    std::vector<float> weight = problem.Weight();
-    std::vector<float> x = problem.HiddenStates();
-    for (int64_t v = 0; v < 300; ++v) weight[v * 40 + 39] = 0.0f;
-    for (int64_t h = 0; h < 40; ++h) x[2 * 40 + h] = h == 39 ? 60000.0f : -x[2 * 40 + h];
-    problem.weight = testing::Narrowed(path.type, weight);
-    problem.hidden_states = testing::Narrowed(path.type, x);
-    TurnOn(problem, kEverything);
-    problem.token_weights = {0, 0, 0, 1, 0, 1};
-    problem.lse_gradients.assign(6, 0.0f);
-    problem.entropy_gradients.assign(6, 0.0f);
-    problem.labels[4] = kIgnored;
-    const StepResult result = RunStep(problem, {.arithmetic = path.arithmetic});
-    const std::vector<float> zeros(3 * 40, 0.0f);
-    EXPECT_TRUE(SameBits(result.losses.data(), zeros.data(), 3));
-    EXPECT_TRUE(SameBits(result.dx.data(), zeros.data(), 3 * 40));
-    Problem without = problem;
-    for (const int64_t r : {0, 1, 2}) without.labels[r] = kIgnored;
-    const StepResult expected = RunStep(without, {.arithmetic = path.arithmetic});
-    EXPECT_LT(RelativeError(result.dw, {expected.dw.begin(), expected.dw.end()}), 1e-6);
-    for (const int64_t r : {3, 5}) EXPECT_TRUE(SameBits(&result.dx[r * 40], &expected.dx[r * 40], 40));
-  }
-}
-
 TEST(LossOptions, ALabelWhoseClassWeighsNothingCostsNothing) {
   Problem problem = RandomProblem({.shape = {3, 300, 40}});
   problem.class_weights.assign(300, 1.0f);
@@ -367,7 +300,7 @@ TEST(LossOptions, AnOverflowingRowIsNaNAloneAndNeverReachesDw) {
     for (const float softcap : {0.0f, 3.0f}) {
       SCOPED_TRACE(std::string(Name(path.type)) + " " + std::to_string(softcap));
       Problem problem = RandomProblem({.shape = {30, 300, 40}, .type = path.type});
-      TurnOn(problem, kEverything);
+      AllOptions().set(problem);
       problem.options.softcap = softcap;
       std::vector<float> x = problem.HiddenStates();
       for (int64_t h = 0; h < 40; ++h) x[7 * 40 + h] = 3e38f;  // infinite in fp16
@@ -407,23 +340,11 @@ TEST(LossOptions, GradientsOfAnyScaleKeepTheirDigits) {
   for (const float scale : {1e-12f, 1e12f}) {
     Problem problem = RandomProblem({.shape = {60, 900, 40}, .logit_deviation = 3.0});
     problem.gradient_scale = scale;
-    TurnOn(problem, kEverything);
+    AllOptions().set(problem);
     ExpectAgreement(problem, {}, 1e-5);
     problem.options.softcap = 0;
     ExpectAgreement(problem, {}, 1e-5);
   }
-}
-
-TEST(LossOptions, LossesDoNotDependOnWhetherGradientsAreWanted) {
-  Problem problem = RandomProblem({.shape = {60, 900, 40}, .logit_deviation = 3.0});
-  TurnOn(problem, kEverything);
-  const StepResult all = RunStep(problem);
-  const StepResult losses = RunStep(problem, {.input_gradient = StepOptions::InputGradient::kNone,
-                                              .weight_gradient = WeightGradient::kNone});
-  const StepResult frozen = RunStep(problem, {.weight_gradient = WeightGradient::kNone});
-  EXPECT_TRUE(SameBits(losses.losses, all.losses));
-  EXPECT_TRUE(SameBits(frozen.losses, all.losses));
-  EXPECT_TRUE(SameBits(frozen.dx, all.dx));
 }
 
 TEST(LossOptions, OutOfRangeAreRejected) {

@@ -17,6 +17,7 @@
 #include "kernels/cpu/tile_memory.h"
 #include "kernels/linear_cross_entropy.h"
 #include "tests/unit/kernels/problem.h"
+#include "tests/unit/kernels/soft_problems.h"
 
 namespace lossd::kernels::row_returns_test {
 namespace {
@@ -91,18 +92,6 @@ TEST(RowReturns, OrderAndTiesAreExact) {
         ExpectOrder(problem, result, top_k);
       }
     }
-  }
-}
-
-TEST(RowReturns, EqualLogitsRankTheLabelFirstAndListTokensInTheirOrder) {
-  Problem problem = RandomProblem({.shape = {4, 900, 8}});
-  problem.weight = testing::Narrowed(DataType::kFloat32, std::vector<float>(900 * 8, 1.0f));
-  const StepResult result = RunStep(problem, {.top_k = kMostTopK});
-  for (int64_t r = 0; r < 4; ++r) {
-    EXPECT_EQ(result.prediction[r], 0);
-    EXPECT_EQ(result.target_rank[r], 0);
-    EXPECT_NEAR(result.entropy[r], std::log(900.0), 1e-6);
-    for (int32_t i = 0; i < kMostTopK; ++i) EXPECT_EQ(result.top_tokens[r * kMostTopK + i], i);
   }
 }
 
@@ -234,12 +223,7 @@ TEST(RowReturns, DoNotDependOnTheRowsBesideThemNorOnThreads) {
   const StepResult expected = RunStep(whole, {.top_k = 20});
   for (const int64_t count : {1, 2, 13, 149}) {
     for (const int64_t first : {int64_t{0}, 150 - count}) {
-      Problem part = whole;
-      part.shape.tokens = count;
-      part.hidden_states.assign(whole.hidden_states.begin() + first * 40 * 4,
-                                whole.hidden_states.begin() + (first + count) * 40 * 4);
-      part.labels.assign(whole.labels.begin() + first, whole.labels.begin() + first + count);
-      const StepResult result = RunStep(part, {.top_k = 20});
+      const StepResult result = RunStep(testing::PartOf(whole, first, count), {.top_k = 20});
       EXPECT_TRUE(Of(result, 0, count, 20) == Of(expected, first, count, 20)) << first << " " << count;
     }
   }

@@ -48,7 +48,7 @@ void AddBias(Problem& problem) {
 // Every combination of options, with every divergence in turn and without soft targets.
 std::vector<Problem> ProblemsOf(DataType type) {
   std::vector<Problem> problems;
-  for (int options = 0; options < testing::kSoftCombinations; options += 3) {
+  for (const int options : testing::SoftOptionPairs()) {
     const size_t kind = problems.size() % 4;
     const testing::Shape shape{17, 1003, 24};
     Problem problem = testing::SoftProblem(shape, type, testing::kDivergences[kind % 3]);

@@ -31,6 +31,15 @@ Problem SoftProblem(const Shape& shape, DataType type, Divergence divergence) {
   return problem;
 }
 
+std::vector<int> SoftOptionPairs() {
+  std::vector<int> numbers = {0};
+  for (int one = 1; one <= kAllSoftOptions; one *= 2) {
+    for (int other = one; other <= kAllSoftOptions; other *= 2) numbers.push_back(one | other);
+  }
+  numbers.push_back(kAllSoftOptions);
+  return numbers;
+}
+
 void UseWithSoftTargets(Problem& problem, int options) {
   const auto has = [options](int bit) { return (options >> bit & 1) != 0; };
   TeacherProblem& teacher = *problem.teacher;
@@ -92,7 +101,7 @@ void SetTeacherLogit(Problem& problem, int64_t row, int64_t entry, float value) 
   teacher.hidden_states = std::move(head.hidden_states);
 }
 
-Problem SoftPart(const Problem& whole, int64_t first, int64_t count) {
+Problem PartOf(const Problem& whole, int64_t first, int64_t count) {
   Problem part = whole;
   const auto cut = [&](auto& values, int64_t width) {
     if (!values.empty()) values = {values.begin() + first * width, values.begin() + (first + count) * width};
