@@ -1,10 +1,9 @@
-// Soft targets of another head through real gRPC on the CPU device, against the fp64 reference; what becomes
-// of batches whose teacher is written to, deleted, or never was there.
+// Soft targets of another head through real gRPC, against the CPU's step, whose bits each row has; what
+// becomes of batches whose teacher is written to, deleted, or never was there.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <functional>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -13,37 +12,38 @@
 #include "lossd/client.h"
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/unit/kernels/problem.h"
+#include "tests/unit/kernels/soft_problems.h"
 
 namespace lossd::distillation_test {
 namespace {
 
+using kernels::testing::kAllSoftOptions;
+using kernels::testing::kDivergences;
 using kernels::testing::Problem;
-using kernels::testing::RandomProblem;
 using kernels::testing::RandomTeacher;
-using kernels::testing::Reference;
 using kernels::testing::RelativeError;
-using kernels::testing::RunReference;
+using kernels::testing::RunStep;
+using kernels::testing::SameBits;
+using kernels::testing::SoftProblem;
+using kernels::testing::StepResult;
 using kernels::testing::TeacherProblem;
+using kernels::testing::UseWithSoftTargets;
 using testing::ClientServerTest;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::kHidden;
 using testing::kVocab;
-using testing::RandomFloats;
 
 constexpr int64_t kTokens = 23;
-constexpr int64_t kTeacherHidden = 12;
+constexpr int64_t kTeacherHidden = 11;
 constexpr int64_t kChunkTokens = 5;
 constexpr double kClose = 5e-6;
 constexpr char kTeacher[] = "teacher";
 
 // Three tokens are ignored.
-Problem Taught() {
-  Problem problem = RandomProblem({.shape = {kTokens, kVocab, kHidden}, .logit_deviation = 2.0});
+Problem Taught(kernels::Divergence divergence = kernels::Divergence::kForwardKl) {
+  Problem problem = SoftProblem({kTokens, kVocab, kHidden}, kernels::DataType::kFloat32, divergence);
   problem.labels[0] = problem.labels[11] = problem.labels[kTokens - 1] = -100;
-  problem.gradient_scale = 0.125F;
-  problem.teacher =
-      RandomTeacher(problem.shape, {.hidden = kTeacherHidden, .logit_deviation = 2.0, .seed = 7});
   return problem;
 }
 
@@ -104,6 +104,9 @@ struct Results {
   std::vector<float> divergences = losses;
 };
 
+std::vector<double> Wide(const std::vector<float>& values) { return {values.begin(), values.end()}; }
+double Sum(const std::vector<float>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
 class DistillationTest : public ClientServerTest {
  protected:
   // The problem's heads: the teacher with a scale and a cap of its own.
@@ -141,58 +144,8 @@ class DistillationTest : public ClientServerTest {
     EXPECT_TRUE(flushed.ok()) << flushed.status();
     return gradient;
   }
-};
-
-double Sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
-
-TEST_F(DistillationTest, EveryDivergenceAndNumberIsThatOfTheReference) {
-  using kernels::Divergence;
-  struct Case {
-    std::string name;
-    std::function<void(Problem&)> set;
-  };
-  const auto soft = [](const kernels::Distillation& distillation) {
-    return [distillation](Problem& p) { p.teacher->distillation = distillation; };
-  };
-  const std::vector<Case> cases = {
-      {"forward", soft({})},
-      {"reverse", soft({.divergence = Divergence::kReverseKl})},
-      {"Jensen and Shannon's", soft({.divergence = Divergence::kJensenShannon, .beta = 0.25F})},
-      {"temperature", soft({.temperature = 2})},
-      {"weights of both", soft({.weight = 0.5F, .label_weight = 0.25F})},
-      {"a teacher with scale and softcap",
-       [](Problem& p) {
-         p.teacher->logit_scale = 0.5F;
-         p.teacher->softcap = 3;
-       }},
-      {"a teacher in bf16",
-       [](Problem& p) {
-         p.teacher = RandomTeacher(
-             p.shape, {.hidden = kTeacherHidden, .type = kernels::DataType::kBFloat16, .seed = 9});
-       }},
-      {"everything",
-       [](Problem& p) {
-         p.options = {.logit_scale = 1.5F, .softcap = 4, .label_smoothing = 0.1F, .lse_square_scale = 0.02F};
-         p.z_gradient_scale = 0.5F;
-         p.class_weights = RandomFloats(kVocab, 3);
-         for (float& weight : p.class_weights) weight = weight * weight + 0.25F;
-         p.token_weights = RandomFloats(kTokens, 4);
-         p.lse_gradients = RandomFloats(kTokens, 5);
-         p.entropy_gradients = RandomFloats(kTokens, 7);
-         p.teacher->softcap = 5;
-         p.teacher->distillation = {.divergence = Divergence::kJensenShannon,
-                                    .beta = 0.3F,
-                                    .temperature = 1.5F,
-                                    .weight = 2,
-                                    .label_weight = 0.5F};
-       }},
-  };
-  Start();
-  for (const Case& test_case : cases) {
-    SCOPED_TRACE(test_case.name);
-    Problem problem = Taught();
-    test_case.set(problem);
-    const Reference wanted = RunReference(problem);
+  void ExpectStep(const Problem& problem) {
+    const StepResult wanted = RunStep(problem, {.top_k = 0});
     MakeTeacher(problem);
     const Head head = MakeStudent(problem);
     Session session = OpenAt(head);
@@ -201,22 +154,43 @@ TEST_F(DistillationTest, EveryDivergenceAndNumberIsThatOfTheReference) {
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_GE(result->chunks, 4);
     EXPECT_EQ(result->teacher_weight_version, 1U);
-    EXPECT_LT(RelativeError(got.losses, wanted.losses), kClose);
-    EXPECT_LT(RelativeError(got.dx, wanted.dx), kClose);
-    EXPECT_LT(RelativeError(got.log_sum_exp, wanted.log_sum_exp), kClose);
-    EXPECT_LT(RelativeError(got.divergences, wanted.divergence), kClose);
-    EXPECT_LT(RelativeError(FlushOf(head, session), wanted.dw), kClose);
+    EXPECT_TRUE(SameBits(got.losses, wanted.losses));
+    EXPECT_TRUE(SameBits(got.dx, wanted.dx));
+    EXPECT_TRUE(SameBits(got.log_sum_exp, wanted.log_sum_exp));
+    EXPECT_TRUE(SameBits(got.divergences, wanted.divergence));
+    EXPECT_LT(RelativeError(FlushOf(head, session), Wide(wanted.dw)), kClose);
     EXPECT_NEAR(result->loss_sum, Sum(wanted.losses), 1e-4);
     double divergence_sum = 0;
     for (size_t i = 0; i < wanted.divergence.size(); ++i) {
-      const double weight = problem.token_weights.empty() ? 1 : problem.token_weights[i];
-      divergence_sum += weight * wanted.divergence[i];
+      divergence_sum +=
+          wanted.divergence[i] * (problem.token_weights.empty() ? 1.0F : problem.token_weights[i]);
     }
     EXPECT_NEAR(result->divergence_sum, divergence_sum, 1e-4);
     ASSERT_TRUE(session.Close().ok());
     ASSERT_TRUE(client_->DeleteHead("student").ok());
     ASSERT_TRUE(client_->DeleteHead(kTeacher).ok());
   }
+};
+
+TEST_F(DistillationTest, EveryDivergenceAndNumberGoesThere) {
+  Start();
+  for (const kernels::Divergence divergence : kDivergences) {
+    // None, temperature, weights of both losses, scales and softcaps of both heads, and all there is.
+    for (const int options : {0, 1, 2, 8, kAllSoftOptions}) {
+      SCOPED_TRACE(std::to_string(static_cast<int>(divergence)) + ", " + std::to_string(options));
+      Problem problem = Taught(divergence);
+      UseWithSoftTargets(problem, options);
+      ExpectStep(problem);
+    }
+  }
+}
+
+TEST_F(DistillationTest, ATeacherMayBeInBFloat16) {
+  Problem problem = Taught();
+  problem.teacher = RandomTeacher(
+      problem.shape, {.hidden = kTeacherHidden, .type = kernels::DataType::kBFloat16, .seed = 9});
+  Start();
+  ExpectStep(problem);
 }
 
 TEST_F(DistillationTest, AHeadThatTeachesItselfHasNothingToLearn) {
@@ -238,7 +212,7 @@ TEST_F(DistillationTest, AMeanDividesTheDivergenceAsItDoesTheCrossEntropy) {
   Problem problem = Taught();
   problem.teacher->distillation.label_weight = 0.5F;
   problem.gradient_scale = 1.0F / (kTokens - 3);
-  const Reference wanted = RunReference(problem);
+  const StepResult wanted = RunStep(problem, {.top_k = 0});
   Start();
   MakeTeacher(problem);
   const Head head = MakeStudent(problem);
@@ -250,8 +224,8 @@ TEST_F(DistillationTest, AMeanDividesTheDivergenceAsItDoesTheCrossEntropy) {
   const auto result = session.Compute(batch, got.outputs());
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_NEAR(result->loss, Sum(wanted.losses) / (kTokens - 3), 1e-6);
-  EXPECT_LT(RelativeError(got.dx, wanted.dx), kClose);
-  EXPECT_LT(RelativeError(FlushOf(head, session), wanted.dw), kClose);
+  EXPECT_TRUE(SameBits(got.dx, wanted.dx));
+  EXPECT_LT(RelativeError(FlushOf(head, session), Wide(wanted.dw)), kClose);
 }
 
 TEST_F(DistillationTest, TwoPhasesWorkOnTheWholeLossOfATokenAndPhaseOneAddsNothing) {
@@ -266,7 +240,7 @@ TEST_F(DistillationTest, TwoPhasesWorkOnTheWholeLossOfATokenAndPhaseOneAddsNothi
   const auto values =
       session.Compute(batch, {.losses = first.losses, .returns = {.divergences = first.divergences}});
   ASSERT_TRUE(values.ok()) << values.status();
-  EXPECT_LT(RelativeError(first.losses, RunReference(problem).losses), kClose);
+  EXPECT_TRUE(SameBits(first.losses, RunStep(problem).losses));
   EXPECT_THAT(FlushOf(head, session), Each(0));
 
   problem.token_weights = first.losses;  // of half the sum of squares
@@ -274,9 +248,9 @@ TEST_F(DistillationTest, TwoPhasesWorkOnTheWholeLossOfATokenAndPhaseOneAddsNothi
   batch = second.batch();
   batch.weight_version = values->weight_version;
   ASSERT_TRUE(session.Compute(batch, second.outputs()).ok());
-  const Reference wanted = RunReference(problem);
-  EXPECT_LT(RelativeError(second.dx, wanted.dx), kClose);
-  EXPECT_LT(RelativeError(FlushOf(head, session), wanted.dw), kClose);
+  const StepResult wanted = RunStep(problem, {.top_k = 0});
+  EXPECT_TRUE(SameBits(second.dx, wanted.dx));
+  EXPECT_LT(RelativeError(FlushOf(head, session), Wide(wanted.dw)), kClose);
 }
 
 TEST_F(DistillationTest, NewWeightsOfTheTeacherHoldFromTheNextBatchOn) {
@@ -291,7 +265,7 @@ TEST_F(DistillationTest, NewWeightsOfTheTeacherHoldFromTheNextBatchOn) {
   const auto result = session.Compute(got.batch(), got.outputs());
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->teacher_weight_version, 2U);
-  EXPECT_LT(RelativeError(got.divergences, RunReference(problem).divergence), kClose);
+  EXPECT_TRUE(SameBits(got.divergences, RunStep(problem, {.top_k = 0}).divergence));
 }
 
 TEST_F(DistillationTest, ATeacherThatIsNotThereIsNamedAddsNothingAndTheSessionGoesOn) {
