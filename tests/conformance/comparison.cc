@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -17,6 +18,16 @@ using kernels::testing::RelativeError;
 using kernels::testing::RunReference;
 using kernels::testing::RunUnfused;
 using kernels::testing::UnfusedResult;
+
+int ClosenessSeeds() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr int kFew = 2;  // they slow arithmetic down tenfold
+#else
+  constexpr int kFew = 8;
+#endif
+  const char* const seeds = std::getenv("LOSSD_SEEDS");
+  return seeds == nullptr ? kFew : std::max(1, static_cast<int>(std::strtol(seeds, nullptr, 10)));
+}
 
 double WorstUlp(const std::vector<float>& actual, const std::vector<double>& expected) {
   double worst = 0;

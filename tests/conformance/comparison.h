@@ -11,6 +11,10 @@
 
 namespace lossd::engine::testing {
 
+// Seeds of a case: LOSSD_SEEDS of the environment, which is 32 for the tables of docs/numerics.md; otherwise
+// few.
+int ClosenessSeeds();
+
 // Largest difference in units in the last place of the expected value; infinite if one is not finite.
 double WorstUlp(const std::vector<float>& actual, const std::vector<double>& expected);
 

@@ -16,12 +16,6 @@ using kernels::testing::Problem;
 using kernels::testing::RandomProblem;
 using kernels::testing::RandomTeacher;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kSeeds = 2;  // they slow arithmetic down tenfold
-#else
-constexpr int kSeeds = 32;
-#endif
-
 struct SoftCase {
   const char* name;
   Distillation distillation;
@@ -53,7 +47,7 @@ void ExpectSoftTargetsAreClose(DataType type, const SoftStep& step) {
   for (const SoftCase& c : kCases) {
     SCOPED_TRACE(c.name);
     Comparison comparison;
-    for (int seed = 1; seed <= kSeeds; ++seed) {
+    for (int seed = 1; seed <= ClosenessSeeds(); ++seed) {
       for (const double deviation : {0.3, 3.0}) {
         Problem problem = RandomProblem({.shape = {48, 384, 96},
                                          .type = type,
