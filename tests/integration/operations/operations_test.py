@@ -191,7 +191,7 @@ class Clock(Servers):
         self.offset = self.folder / "offset"
         self.offset.write_text("+0\n")
         environment = {**os.environ, "LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": str(self.offset),
-                       "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+                       "FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
         return super().server(*flags, env=environment)
 
     def jump(self, server: SoakServer, seconds: int) -> None:
