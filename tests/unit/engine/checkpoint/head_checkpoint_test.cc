@@ -188,7 +188,8 @@ TEST_F(HeadCheckpointTest, OnlyWhatHasChangedIsWritten) {
     return engine_->SaveCheckpoint("h", tag)->bytes_written;
   };
   EXPECT_GT(written("a"), state + gradient);
-  EXPECT_LT(written("b"), gradient) << "nothing has changed";
+  const int64_t manifest = written("b");
+  EXPECT_LT(manifest, gradient) << "nothing has changed";
   Send(lane, 2, 10, 1);
   const int64_t after_chunk = written("c");
   EXPECT_GE(after_chunk, gradient);
@@ -196,7 +197,7 @@ TEST_F(HeadCheckpointTest, OnlyWhatHasChangedIsWritten) {
   ASSERT_TRUE(Step().ok());
   const int64_t after_step = written("d");
   EXPECT_GE(after_step, state);
-  EXPECT_LT(after_step, state + gradient) << "an empty window has no gradient";
+  EXPECT_LT(after_step - manifest, state + gradient) << "an empty window has no gradient";
   ASSERT_TRUE(engine_->RestoreCheckpoint("h", "c").ok());
   EXPECT_LT(written("e"), state) << "what was restored is on the disk";
   ASSERT_TRUE(engine_->RestoreCheckpoint("h", "e").ok());
