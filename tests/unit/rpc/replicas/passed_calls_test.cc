@@ -17,6 +17,7 @@
 #include "server/engine/engine.h"
 #include "server/rpc/calls/methods.h"
 #include "server/rpc/services/head_service.h"
+#include "server/rpc/services/row_stream_reactor.h"
 #include "server/telemetry/common/service_counters.h"
 
 namespace lossd::rpc {
@@ -87,7 +88,7 @@ class PassedCallsTest : public ::testing::Test {
       *engine::Engine::Create({}, *engine::CreateCpuDevice(int64_t{1} << 20));
   telemetry::ServiceCounters counters_{MethodNames()};
   CallReports reports_{&counters_};
-  HeadService heads_{engine_.get(), ""};
+  HeadService heads_{engine_.get(), "", kRowMessageBytes};
   PassService passes_{{.token = "a secret of the replicas"}};
   PassedCalls passed_{[this] { return Find(); }, &reports_};
   std::shared_ptr<grpc::Channel> to_control_;
