@@ -70,7 +70,7 @@ make_root() {
   mkdir -p "$cache"/{debs,apt/partial,pip} &&
     debootstrap --variant=minbase --include=git,ca-certificates --cache-dir="$cache/debs" bookworm "$new" "$mirror" &&
     copy_network &&
-    git clone --quiet --no-hardlinks "$repo_root" "$new/lossd" &&
+    git clone --quiet --no-hardlinks "$repo_root" "$new/root/lossd" &&
     mv "$new" "$root"
 }
 
@@ -84,7 +84,7 @@ enter() {
   for name in {http,https,no}_proxy {HTTP,HTTPS,NO}_PROXY PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_DEFAULT_TIMEOUT; do
     if [[ -n ${!name:-} ]]; then environment+=("$name=${!name}"); fi
   done
-  exec chroot "$root" /usr/bin/env -i "${environment[@]}" /bin/bash -c "cd /lossd && {
+  exec chroot "$root" /usr/bin/env -i "${environment[@]}" /bin/bash -c "cd /root/lossd && {
 $1
 }
 exit"
@@ -110,7 +110,7 @@ status=0
 wait "$inside" || status=$?
 mkdir "$results"
 for result in check.json logs; do
-  if [[ -e $root/lossd/build/$result ]]; then cp -r "$root/lossd/build/$result" "$results/"; fi
+  if [[ -e $root/root/lossd/build/$result ]]; then cp -r "$root/root/lossd/build/$result" "$results/"; fi
 done
 if [[ $keep == no ]]; then rm -rf --one-file-system "$root"; fi
 if ((status)); then exit "$status"; fi
