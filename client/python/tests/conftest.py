@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", default="1/1", help="K/N: of the tests that are to run, every N-th, beginning with the K-th")
+    parser.addoption("--part", default="1/1", help="K/N: every N-th test, beginning with the K-th")
 
 
 @pytest.hookimpl(trylast=True)
