@@ -195,14 +195,17 @@ class Clock(Servers):
         return super().server(*flags, env=environment)
 
     def jump(self, server: SoakServer, seconds: int) -> None:
-        """Until the server's own log shows it. A line of an earlier call may still come, also as the last one, with the
-        time before: calls are answered first."""
+        """Until the server's own log shows it: calls are answered first, and libfaketime looks at the file every second."""
         before = self.times(server)
         self.offset.write_text(f"{seconds:+d}\n")
         with lossd.connect(server.target) as client:
-            with self.assertRaises(lossd.NotFoundError):
-                client.head("no such head")
-            wait_until(lambda: any(abs(after - before[-1]) > abs(seconds) / 2 for after in self.times(server)[len(before):]))
+
+            def shown() -> bool:
+                with self.assertRaises(lossd.NotFoundError):
+                    client.head("no such head")
+                return any(abs(after - before[-1]) > abs(seconds) / 2 for after in self.times(server)[len(before):])
+
+            wait_until(shown)
 
     @staticmethod
     def times(server: SoakServer) -> list[float]:
