@@ -76,6 +76,7 @@ make_root() {
 
 enter() {
   local folder name environment=(HOME=/root TERM=dumb PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
+  mount --bind "$root" "$root"  # a mount of its own: what makes namespaces inside changes how that is shared
   for folder in dev sys; do mount --rbind "/$folder" "$root/$folder"; done
   mount -t proc proc "$root/proc"
   mkdir -p "$root/root/.cache/pip"
