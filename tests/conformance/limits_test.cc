@@ -110,8 +110,9 @@ TEST_P(Limits, EntriesThatABiasRulesOutHaveNoPartInTheEntropyAndItsGradient) {
       kind.mode = ComputeMode::kLossOnly;
       kind.returns = {.entropy = true};
       const ChunkOutput alone = head.Run(kind, {RowsOf(problem, 0, 60)}).front();
-      for (size_t r = 0; r < 60; ++r)
+      for (size_t r = 0; r < 60; ++r) {
         EXPECT_NEAR(alone.returns.entropy[r], reference.entropy[r], RowTolerance(1e-4));
+      }
     }
   }
 }

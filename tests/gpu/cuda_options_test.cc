@@ -95,8 +95,9 @@ TEST_P(CudaLossOptions, SmallRowsWithoutAShareAddNothingToDw) {
 TEST_P(CudaLossOptions, SmallGradientsKeepTheirDigitsWhereTheLabelIsNearlyCertain) {
   for (const OptionCase& one : OptionsAlone()) {
     // Those that keep the gradient that small.
-    if (!one.name.starts_with("token") && !one.name.starts_with("class") && !one.name.starts_with("logit"))
+    if (!one.name.starts_with("token") && !one.name.starts_with("class") && !one.name.starts_with("logit")) {
       continue;
+    }
     SCOPED_TRACE(one.name);
     Problem problem = Make(one, {20, 300, 64}, type());
     // Probabilities of the others that the head's type can hold: fp16's end at 6e-5.
