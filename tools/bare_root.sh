@@ -85,7 +85,7 @@ enter() {
   for name in {http,https,no}_proxy {HTTP,HTTPS,NO}_PROXY PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_DEFAULT_TIMEOUT; do
     if [[ -n ${!name:-} ]]; then environment+=("$name=${!name}"); fi
   done
-  exec chroot "$root" /usr/bin/env -i "${environment[@]}" /bin/bash -c "cd /root/lossd && {
+  exec chroot "$root" /usr/bin/env -i "${environment[@]}" /bin/bash -c "cd ~/lossd && {
 $1
 }
 exit"
