@@ -36,7 +36,7 @@ with 'all', or by name:
 by name alone:
   quick        what finds most mistakes in three minutes: lint, unit, the client library and the CPU device
   model        the models of the protocol, searched whole: unit does so by itself where the last commits have changed them
-  nightly      what takes too long for every commit: every trainer, full matrices, long soaks, 10,000 simulated schedules
+  nightly      what takes too long for every commit: every trainer, full matrices, long soaks, 5,000 simulated schedules
   gpu          the tests that need an NVIDIA GPU, the small ones under compute-sanitizer as well
 
 How to run one test, and how long everything takes: CONTRIBUTING.md.

@@ -40,7 +40,6 @@ results=$repo_root/build/bare-root.results
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/lossd-bare-root
 log=$log_dir/bare-root.log
 new=$root.new
-mirror=http://deb.debian.org/debian
 
 # cannot MESSAGE...: there is no root to run anything in.
 cannot() {
@@ -68,7 +67,7 @@ copy_network() {
 # The root appears when it is whole.
 make_root() {
   mkdir -p "$cache"/{debs,apt/partial,pip} &&
-    debootstrap --variant=minbase --include=git,ca-certificates --cache-dir="$cache/debs" bookworm "$new" "$mirror" &&
+    debootstrap --variant=minbase --include=git,ca-certificates --cache-dir="$cache/debs" bookworm "$new" &&
     copy_network &&
     git clone --quiet --no-hardlinks "$repo_root" "$new/root/lossd" &&
     mv "$new" "$root"

@@ -13,7 +13,7 @@
 
 namespace lossd::engine::testing {
 
-// What a device's results are compared with. fp64 judges the CPU device, and that the others.
+// The source of expected results. fp64 judges the CPU device, and the CPU device judges the others.
 enum class Oracle {
   kReference,
   kCpu,           // a device whose logits have the same bits

@@ -1,4 +1,4 @@
-// What the server at the other end of a connection can do, as it says itself. What it lacks is not sent.
+// The features of a connected server, from its own list. A request that needs another one is not sent.
 #ifndef LOSSD_CLIENT_SRC_CONNECTION_SERVER_FEATURES_H_
 #define LOSSD_CLIENT_SRC_CONNECTION_SERVER_FEATURES_H_
 

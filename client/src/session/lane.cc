@@ -44,7 +44,7 @@ absl::Status Lane::Attach() {
     displaced_ = absl::OkStatus();
     link_->places().Reached(place);
   }
-  // A lane that somebody else has taken is not taken back. Another server at that place says what it is.
+  // A lane that another client has taken is not taken back. Another server at that place says what it is.
   const bool is_taken = absl::IsAborted(there) && !PositionOf(there);
   if (there.ok() || is_taken || WasInterrupted(there) || interruption_->raised()) return there;
   // What is wrong with the session, the server itself says again.
