@@ -6,6 +6,8 @@
 #include <iostream>
 #include <utility>
 
+#include "client/src/common/convert.h"
+#include "server/rpc/convert/convert.h"
 #include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 
@@ -25,6 +27,18 @@ Value Require(absl::StatusOr<Value> value) {
 }
 
 constexpr char kAnothersWrite[] = "another's";
+
+void PublishZeros(engine::Head& head) {
+  const engine::HeadConfig& sizes = head.config();
+  const std::string id = Require(
+      head.BeginWrite("another", engine::Replace::kYes, "behind " + std::to_string(head.weight_version())));
+  const std::string rows(static_cast<size_t>(sizes.elements()) * sizeof(float), '\0');
+  const std::string bias(static_cast<size_t>(sizes.bias_bytes()), '\0');
+  Require(Require(head.FindWrite(id))->Write(0, sizes.vocab_size, kernels::DataType::kFloat32, rows, bias));
+  std::promise<absl::StatusOr<uint64_t>> done;
+  head.CommitWrite(id, [&](absl::StatusOr<uint64_t> version) { done.set_value(std::move(version)); });
+  Require(Await("weights to be published", done));
+}
 
 class SilentStream : public engine::LaneListener {
  public:
@@ -50,23 +64,22 @@ std::string RealServer::target() {
 void RealServer::Restart(With with) {
   const CallRecorder::Pause pause;
   server_.reset();
-  server_ = std::make_unique<TestServer>(options);
+  TestServerOptions with_head = options;
+  // A lane that comes back early finds it there.
+  if (with == With::kSameHead) with_head.prepare = [this](engine::Engine& engine) { CreateHead(engine); };
+  server_ = std::make_unique<TestServer>(with_head);
   stubs_ = std::make_unique<Stubs>(server_->Channel());
   client_ = Require(Client::Connect(server_->target(), {}));
-  if (with == With::kSameHead) CreateHead();
 }
 
-void RealServer::CreateHead() {
-  const Head head = Require(client_->CreateHead(config));
-  const std::vector<float> weights(static_cast<size_t>(config.vocab_size * config.hidden_size));
-  const std::vector<float> bias(config.bias ? static_cast<size_t>(config.vocab_size) : 0);
-  Require(head.WriteWeights(DataType::kFloat32, weights.data(), bias));
+void RealServer::CreateHead(engine::Engine& engine) {
+  PublishZeros(*Require(engine.CreateHead(Require(rpc::ToEngine(internal::ToRequest(config))))));
 }
 
 void RealServer::RecreateHead() {
   const CallRecorder::Pause pause;
   Require(client_->DeleteHead(kHeadName, /*discard_gradient=*/true));
-  CreateHead();
+  CreateHead(server_->engine());
 }
 
 uint64_t RealServer::Applied() {
@@ -97,16 +110,7 @@ void RealServer::FlushAfter(uint64_t chunks) {
 }
 
 void RealServer::Publish(const std::string& name) {
-  const std::shared_ptr<engine::Head> head = Require(server_->engine().FindHead(name));
-  const engine::HeadConfig& sizes = head->config();
-  const std::string id = Require(
-      head->BeginWrite("another", engine::Replace::kYes, "behind " + std::to_string(head->weight_version())));
-  const std::string rows(static_cast<size_t>(sizes.elements()) * sizeof(float), '\0');
-  const std::string bias(static_cast<size_t>(sizes.bias_bytes()), '\0');
-  Require(Require(head->FindWrite(id))->Write(0, sizes.vocab_size, kernels::DataType::kFloat32, rows, bias));
-  std::promise<absl::StatusOr<uint64_t>> done;
-  head->CommitWrite(id, [&](absl::StatusOr<uint64_t> version) { done.set_value(std::move(version)); });
-  Require(Await("weights to be published", done));
+  PublishZeros(*Require(server_->engine().FindHead(name)));
 }
 
 void RealServer::BeginWrite() {

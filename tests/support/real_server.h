@@ -33,7 +33,7 @@ class RealServer {
   std::string target();
   // The head is made anew as `config` is by now, as somebody else would.
   void RecreateHead();
-  // Another server takes the place of this one, at the same address, and is given the same head or none.
+  // Another server takes the place of this one, at the same address; it has the same head, or none.
   enum class With { kSameHead, kNoHead };
   void Restart(With with = With::kSameHead);
   // No connection to it lasts, and no new one is taken, until a restart.
@@ -77,7 +77,7 @@ class RealServer {
   v1::Head Told();
   // One that nothing is recorded of.
   Head Own();
-  void CreateHead();
+  void CreateHead(engine::Engine& engine);
   std::shared_ptr<engine::Head> EngineHead();
   std::vector<float> ReadWeights(std::vector<float>* bias);
 

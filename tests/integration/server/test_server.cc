@@ -41,6 +41,7 @@ TestServer::TestServer(const TestServerOptions& options) : counters_(rpc::Method
   auto engine = engine::Engine::Create(options.engine, std::move(device));
   Require(engine.ok(), "no engine");
   engine_ = *std::move(engine);
+  if (options.prepare) options.prepare(*engine_);
   rpc::ServerOptions server_options = options.server;
   if (server_options.counters == nullptr) server_options.counters = &counters_;
   auto server = rpc::Server::Start(server_options, engine_.get());

@@ -29,6 +29,7 @@ struct TestServerOptions {
   int64_t workspace_bytes = 8 << 20;
   rpc::ServerOptions server = {.listen = "127.0.0.1:0"};
   std::function<std::unique_ptr<engine::Device>()> device = nullptr;  // null: the CPU
+  std::function<void(engine::Engine&)> prepare = nullptr;             // called before anybody can reach it
 };
 
 // Aborts the test process if it cannot start.
