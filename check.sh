@@ -5,8 +5,8 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/tools/common.sh"
 cd "$repo_root"
 
-functional=(lint unit conformance integration bench deploy python)
-more=(attack hosts asan tsan fuzz tidy)
+functional=(lint unit conformance integration python deploy)
+more=(bench attack hosts asan tsan fuzz tidy)
 
 usage() {
   cat <<END
@@ -22,10 +22,10 @@ Each suite has a budget (tests/budgets.json), and fails where it takes a quarter
   unit         tests of single parts
   conformance  heads on the CPU against the fp64 reference, and on ranks against the CPU (those on a GPU: in the suite gpu)
   integration  the server, the clients and the tools together, over real gRPC
-  bench        builds the benchmarks and runs each at a small size: results are checked, times are not
   deploy       rules, dashboards and consoles of deploy/, with promtool and against a real Prometheus; manifests for Kubernetes
   python       the package in client/python: its types, its style and its tests, in build/venv (tools/python_env.sh)
 with 'all', or by name:
+  bench        builds the benchmarks and runs each at a small size: results are checked, times are not
   attack       hostile clients and a network that fails, for a bounded time: memory stays within bounds, every bit is right
   hosts        a group over four hosts, with a slow network that loses packets and is cut: they are network namespaces, so this takes
                root and /dev/net/tun
@@ -173,12 +173,12 @@ check_labels() {
   fi
 }
 
+# Half of the time of these they wait, and of those of `integration`.
 suite_unit() {
-  labelled_suite unit "$jobs"
+  labelled_suite unit $((2 * jobs))
   if is_built; then check "$log_dir/check-labels.log" "Every test is in one suite" check_labels; fi
 }
 suite_conformance() { labelled_suite conformance "$jobs"; }
-# Half of the time of these they wait.
 suite_integration() { labelled_suite integration $((2 * jobs)); }
 # No suite but this one, and the one on a GPU, builds the benchmarks.
 build_benchmarks() { check "$log_dir/build-benchmarks.log" "Building the benchmarks" build_targets build lossd_benchmarks; }
@@ -374,24 +374,48 @@ run_suite() (
 export LOSSD_UNCHANGED=pass
 if wants python bench quick "${of_programs[@]}"; then suites=(build "${suites[@]}"); fi
 
-# The package's tests run beside others, which wait for half of their time; what they print is shown in their turn.
-python_beside=
-reports=()
+# These run beside the others, one after another, since they wait for half of their time.
+beside=() suites_alone=()
 for suite in "${suites[@]}"; do
-  if [[ $suite == python && -n $python_beside ]]; then
-    wait "$python_beside" || true
-    cat "$log_dir/check-python.log"
-  else
-    printf '\n=== %s\n' "$suite"
-    run_suite "$suite" </dev/null &
-    wait "$!" || true
-  fi
-  if [[ $suite == build && ${#suites[@]} -gt 2 ]] && is_built && wants python; then
-    { printf '\n=== python\n' && run_suite python; } >"$log_dir/check-python.log" 2>&1 </dev/null &
-    python_beside=$!
-  fi
-  reports+=("$log_dir/check-$suite.json")
+  case $suite in
+    python | deploy | attack | hosts) beside+=("$suite") ;;
+    *) suites_alone+=("$suite") ;;
+  esac
 done
+if ((${#suites_alone[@]} < 2)); then suites_alone=("${suites[@]}") beside=(); fi
+
+run_beside() {
+  local suite
+  for suite in "${beside[@]}"; do
+    run_suite "$suite" >"$log_dir/check-$suite.out" 2>&1 </dev/null &
+    wait "$!" || true
+  done
+}
+# show_beside: what those of them have printed that ended since.
+show_beside() {
+  while ((${#beside[@]})) && [[ -e $log_dir/check-${beside[0]}.json ]]; do
+    printf '\n=== %s, which ran beside the others\n' "${beside[0]}"
+    cat "$log_dir/check-${beside[0]}.out"
+    beside=("${beside[@]:1}")
+  done
+}
+
+beside_process=
+for suite in "${suites_alone[@]}"; do
+  printf '\n=== %s\n' "$suite"
+  run_suite "$suite" </dev/null &
+  wait "$!" || true
+  show_beside
+  if [[ $suite == build && ${#beside[@]} -gt 0 ]] && is_built; then
+    say "beside what follows run: ${beside[*]}; their logs are build/logs/check-*.out"
+    run_beside &
+    beside_process=$!
+  fi
+done
+if [[ -n $beside_process ]]; then wait "$beside_process"; else run_beside; fi
+show_beside
+reports=("${suites[@]/#/$log_dir/check-}")
+reports=("${reports[@]/%/.json}")
 
 if is_built; then
   case $(cuda_status) in
