@@ -227,10 +227,11 @@ run_pytest() {
 }
 
 # python_tests SUITE PYTEST_ARGUMENT...: two processes, each with a server of its own: more would be in each other's way.
+# A test that ends its process runs once more, in a new one.
 python_tests() {
   local without=()
   if ! nvidia-smi -L >/dev/null 2>&1; then without=(--ignore-glob='*/test_cuda*.py'); fi
-  run_pytest "$1" -n 2 "${without[@]}" "${@:2}"
+  run_pytest "$1" -n 2 --max-worker-restart=1 "${without[@]}" "${@:2}"
 }
 
 suite_python() {

@@ -8,7 +8,7 @@ usage: tools/check_report.py suite OUT NAME SECONDS TIMES [--check TITLE SECONDS
 `suite` writes what a suite has shown to OUT. RESULTS is the folder in which each GoogleTest program that CTest started has left a
 report of its own: its tests count one by one, other programs as one test. A test that was skipped, or a program that
 did not run, has shown nothing and counts as failed. A report that is not there counts as one failure. LOG is what pytest printed:
-an interpreter that crashed has left the place there.
+an interpreter that crashed, or a test that hung, has left the place there.
 
 TIMES is what bash's `times` printed in the suite's process.
 
@@ -85,18 +85,21 @@ def ctest_cases(report, results):
 
 
 def crashes_of(log):
-    """(title, seconds, stack) of every crash that Python's faulthandler has told of."""
+    """(title, seconds, stack) of every crash, and of every test that hung, that Python's faulthandler has told of."""
     try:
         with open(log, encoding="utf-8", errors="replace") as file:
             lines = [line.rstrip() for line in file]
     except OSError:  # told of where the report is read
         return
     for at, line in enumerate(lines):
-        found = re.search(r"Fatal Python error.*", line)
+        found = re.search(r"Fatal Python error.*|Timeout \(\d+:\d\d:\d\d\)!", line)
         if found:
-            stacks = list(itertools.takewhile(lambda each: "Extension modules" not in each, lines[at + 1 :]))
-            current = next((i for i, each in enumerate(stacks) if each.startswith("Current thread")), 0)
-            yield found[0], 0.0, "\n    ".join(["crashed", *stacks[current : current + STACK_LINES]])
+            stacks = list(itertools.takewhile(lambda each: not re.search("Extension modules|node down", each), lines[at + 1 :]))
+            threads = [i for i, each in enumerate(stacks) if each.startswith(("Current thread", "Thread"))] or [0]
+            # The main thread comes last where none is the current one.
+            current = next((i for i in threads if stacks[i].startswith("Current")), threads[-1])
+            verdict = "hung" if found[0].startswith("Timeout") else "crashed"
+            yield found[0], 0.0, "\n    ".join([verdict, *stacks[current : current + STACK_LINES]])
 
 
 def read_or_complain(cases, *report):

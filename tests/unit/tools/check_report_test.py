@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import textwrap
 import unittest
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
@@ -104,28 +103,28 @@ class Report(unittest.TestCase):
         self.assertEqual(self.suite("--pytest", os.path.join(self.folder, "none.xml"), log)["failed"], 1)
         self.assertEqual(self.suite("--pytest", self.write("broken.xml", "<testsuite>"), log)["failed"], 1)
 
-    def test_where_an_interpreter_crashed_is_told(self):
+    def told_by_faulthandler(self, title, thread, end):
+        """The stack that the suite's one failure quotes."""
         report = self.write("passed.xml", "<testsuite><testcase name='a' time='1'/></testsuite>")
-        log = self.write("pytest.log", textwrap.dedent("""\
-            ...F
-            Fatal Python error: Segmentation fault
-
-            Thread 0x01 (most recent call first):
-              File "b.py", line 2 in g
-
-            Current thread 0x02 (most recent call first):
-              File "a.py", line 1 in f
-
-            Extension modules: numpy
-            1 failed
-            """))
-        content = self.suite("--pytest", report, log)
+        stacks = ["Thread 0x01 (most recent call first):", '  File "b.py", line 2 in g', "", thread, '  File "a.py", line 1 in f']
+        content = self.suite("--pytest", report, self.write("pytest.log", "\n".join(["...F", title, *stacks, end, "1 failed"])))
         self.assertEqual((content["passed"], content["failed"]), (1, 1))
-        [[title, stack]] = content["failures"]
-        self.assertEqual(title, "Fatal Python error: Segmentation fault")
+        [[said, stack]] = content["failures"]
+        self.assertIn(said, title)
         self.assertIn('File "a.py", line 1 in f', stack)
         self.assertNotIn("b.py", stack)
-        self.assertNotIn("Extension", stack)
+        self.assertNotIn(end, stack)
+        return stack
+
+    def test_where_an_interpreter_crashed_is_told(self):
+        stack = self.told_by_faulthandler(
+            "Fatal Python error: Segmentation fault", "Current thread 0x02 (most recent call first):", "Extension modules: numpy")
+        self.assertTrue(stack.startswith("crashed"), stack)
+
+    def test_where_a_test_hung_is_told(self):
+        stack = self.told_by_faulthandler(
+            "..Timeout (0:10:00)!", "Thread 0x02 (most recent call first):", "[gw1] node down: Not properly terminated")
+        self.assertTrue(stack.startswith("hung"), stack)
 
     def test_a_report_without_a_test_is_a_failure(self):
         report = self.write("empty.xml", "<testsuites><testsuite tests='0'/></testsuites>")
