@@ -4,9 +4,11 @@
 #define LOSSD_TESTS_SUPPORT_WAIT_H_
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <future>
 #include <iostream>
+#include <mutex>
 #include <string_view>
 #include <thread>
 
@@ -30,6 +32,13 @@ void Await(std::string_view what, Ready ready) {
     if (std::chrono::steady_clock::now() > end) GiveUp(what);
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
+}
+
+// Until `ready` is true, which changes under the lock, and with a notification.
+template <class Ready>
+void Await(std::string_view what, std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
+           Ready ready) {
+  if (!changed.wait_for(lock, kPatience, ready)) GiveUp(what);
 }
 
 inline void Await(std::string_view what, const absl::Notification& notification) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/engine/common/random_id.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 
 namespace lossd::engine {
@@ -28,7 +29,7 @@ void RecordingListener::OnEnd(absl::Status status) {
 
 std::vector<ChunkAnswer> RecordingListener::AwaitAnswers(size_t count) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return answers_.size() >= count; });
+  testing::Await("answers", changed_, lock, [&] { return answers_.size() >= count; });
   return answers_;
 }
 
@@ -66,7 +67,7 @@ uint64_t EngineFixture::WriteWeights(Head& head) {
   EXPECT_TRUE((*head.FindWrite(write))->Write(0, config.vocab_size, config.weight_type, rows, bias).ok());
   std::promise<uint64_t> published;
   head.CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) { published.set_value(*version); });
-  return published.get_future().get();
+  return testing::Await("weights to be published", published);
 }
 
 Chunk EngineFixture::MakeChunk(uint64_t sequence, float scale, uint64_t generation) {
@@ -105,7 +106,7 @@ absl::StatusOr<FlushInfo> EngineFixture::BeginFlush(uint64_t generation, std::ve
   std::promise<absl::StatusOr<FlushInfo>> answer;
   head->BeginFlush(generation, std::move(marks), gradient_scale,
                    [&](absl::StatusOr<FlushInfo> flush) { answer.set_value(std::move(flush)); });
-  return answer.get_future().get();
+  return testing::Await("the flush to begin", answer);
 }
 
 absl::StatusOr<StepResult> EngineFixture::ApplyStep(uint64_t generation, std::vector<SessionMarks> marks,
@@ -113,7 +114,7 @@ absl::StatusOr<StepResult> EngineFixture::ApplyStep(uint64_t generation, std::ve
   std::promise<absl::StatusOr<StepResult>> answer;
   head->ApplyStep(generation, std::move(marks), request,
                   [&](absl::StatusOr<StepResult> step) { answer.set_value(std::move(step)); });
-  return answer.get_future().get();
+  return testing::Await("the step", answer);
 }
 
 absl::StatusOr<Head::WindowStats> EngineFixture::ReadStats(uint64_t generation,
@@ -122,7 +123,7 @@ absl::StatusOr<Head::WindowStats> EngineFixture::ReadStats(uint64_t generation,
   std::promise<absl::StatusOr<Head::WindowStats>> answer;
   head->ReadStats(generation, std::move(marks), gradient_scale,
                   [&](absl::StatusOr<Head::WindowStats> stats) { answer.set_value(std::move(stats)); });
-  return answer.get_future().get();
+  return testing::Await("the statistics", answer);
 }
 
 float EngineFixture::Weight() {
@@ -133,7 +134,7 @@ float EngineFixture::Weight() {
                       EXPECT_TRUE(version.ok()) << version.status();
                       read.set_value();
                     });
-  read.get_future().wait();
+  testing::Await("what is read", read);
   return row[0];
 }
 

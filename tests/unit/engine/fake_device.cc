@@ -9,6 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 
 namespace lossd::engine {
 
@@ -40,12 +41,12 @@ void FakeGate::Fail() {
 
 void FakeGate::AwaitArrival() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return batches_.size() > ended_; });
+  testing::Await("a batch to be held", changed_, lock, [this] { return batches_.size() > ended_; });
 }
 
 void FakeGate::AwaitStarted(size_t batches) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return batches_.size() >= batches; });
+  testing::Await("batches to be started", changed_, lock, [&] { return batches_.size() >= batches; });
 }
 
 std::vector<FakeBatch> FakeGate::batches() {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/engine/checkpoint/checkpoint_store.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/checkpoint/checkpoint_folder.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/head/deterministic_fixture.h"
@@ -75,7 +76,7 @@ class CheckpointTest : public DeterministicTest {
     ASSERT_TRUE(written.ok()) << written;
     std::promise<void> published;
     head_->CommitWrite(write, [&](const absl::StatusOr<uint64_t>&) { published.set_value(); });
-    published.get_future().wait();
+    testing::Await("weights to be published", published);
   }
   static absl::string_view BytesOf(const std::vector<float>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
@@ -96,7 +97,7 @@ class CheckpointTest : public DeterministicTest {
     std::promise<absl::StatusOr<StepResult>> answer;
     head_->ApplyStep(generation, std::move(marks), {.learning_rate = learning_rate},
                      [&](absl::StatusOr<StepResult> step) { answer.set_value(std::move(step)); });
-    return answer.get_future().get();
+    return testing::Await("the answer", answer);
   }
   // What the head is, as far as clients can see it. The window is open again afterwards.
   struct Content {
@@ -116,7 +117,7 @@ class CheckpointTest : public DeterministicTest {
                          EXPECT_TRUE(version.ok()) << version.status();
                          read.set_value();
                        });
-    read.get_future().wait();
+    testing::Await("what is read", read);
     return weights;
   }
   Content Look() {

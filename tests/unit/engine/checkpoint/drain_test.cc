@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/checkpoint/checkpoint_fixture.h"
 #include "tests/unit/engine/end_flush.h"
 
@@ -189,7 +190,7 @@ TEST_F(DrainTest, AfterAKillTheNewestCheckpointIsThereUnderAnotherIncarnation) {
   std::promise<absl::Status> refused;
   head_->BeginFlush(1, {{naive, {{0, 3, 0}}}}, 1.0f,
                     [&](const absl::StatusOr<FlushInfo>& flush) { refused.set_value(flush.status()); });
-  const absl::Status status = refused.get_future().get();
+  const absl::Status status = testing::Await("the refusal", refused);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr(session));
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/checkpoint/checkpoint_fixture.h"
 
 namespace lossd::engine::parking_test {
@@ -42,11 +43,8 @@ class ParkingTest : public CheckpointTest {
   // As libraries do: asks until it is there, or cannot come.
   template <typename Call>
   static auto Ask(Call call) {
-    auto answer = call();
-    while (absl::IsUnavailable(answer.status())) {
-      std::this_thread::yield();
-      answer = call();
-    }
+    decltype(call()) answer = absl::UnavailableError("");
+    testing::Await("the head", [&] { return !absl::IsUnavailable((answer = call()).status()); });
     return answer;
   }
   absl::StatusOr<std::shared_ptr<Head>> Find() {
@@ -238,7 +236,7 @@ TEST_F(ParkingTest, ToBeRefusedDoesNotChangeTheBitsOfADeterministicSession) {
     EXPECT_TRUE(flush.ok()) << flush.status();
     std::promise<void> committed;
     head_->CommitFlush(flush->flush_id, [&](const absl::StatusOr<uint64_t>&) { committed.set_value(); });
-    committed.get_future().wait();
+    testing::Await("the flush to be committed", committed);
     EXPECT_TRUE(engine_->CloseSession(session).ok());
     return read;
   };
@@ -282,7 +280,7 @@ TEST_F(ParkingTest, WithoutRoomForItOnTheDeviceItStaysParkedUntilThereIs) {
   EXPECT_TRUE(engine_->FindParked("h").has_value());
   std::promise<void> released;
   ASSERT_TRUE(engine_->DeleteHead("other", Engine::DiscardGradient::kNo, [&] { released.set_value(); }).ok());
-  released.get_future().wait();
+  testing::Await("the head to be released", released);
   // Who was told a moment ago that there is no room need not wait to be told otherwise.
   BringBack();
   EXPECT_EQ(Look(), before);
@@ -389,10 +387,11 @@ TEST_F(ParkingTest, UsersAndThoseWhoParkItAtTheSameTimeAllGetWhatTheyWant) {
   std::vector<std::thread> threads;
   for (const char* client : {"a", "b", "c"}) threads.emplace_back(use, client);
   // At least once while they come and go.
-  while (users > 0 || engine_->counters().heads_parked == 0) {
+  testing::Await("the head to be parked", [&] {
     const absl::Status parked = engine_->ParkHead("h").status();
     EXPECT_TRUE(parked.ok() || absl::IsFailedPrecondition(parked) || absl::IsUnavailable(parked)) << parked;
-  }
+    return users == 0 && engine_->counters().heads_parked > 0;
+  });
   for (std::thread& thread : threads) thread.join();
   BringBack();
   EXPECT_GT(engine_->counters().heads_brought_back, 0U);

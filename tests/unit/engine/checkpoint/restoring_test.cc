@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/engine/checkpoint/checkpoint_store.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/checkpoint/checkpoint_folder.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
@@ -202,7 +203,7 @@ TEST_F(RestoringTest, ASaveWaitsForTheGradientsOfAnAbortedFlush) {
             [&](absl::StatusOr<HeadCheckpoint> checkpoint) { saved.set_value(std::move(checkpoint)); });
         EXPECT_TRUE(AbortFlush(*fixture_.head, flush).ok());
       });
-  absl::StatusOr<HeadCheckpoint> checkpoint = saved.get_future().get();
+  absl::StatusOr<HeadCheckpoint> checkpoint = testing::Await("the checkpoint", saved);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_EQ(checkpoint->window.tokens, 2U);
   ASSERT_TRUE(store.Commit(*writer, *std::move(checkpoint)).ok());

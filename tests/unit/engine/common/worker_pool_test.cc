@@ -6,6 +6,7 @@
 #include <future>
 
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 
 namespace lossd::engine::worker_pool_test {
 namespace {
@@ -22,7 +23,7 @@ TEST(WorkerPool, RefusesCallsBeyondItsQueueWithADelayAndTakesThemAgainLater) {
                     ++ran;
                   })
                   .ok());
-  begun.get_future().wait();  // it is under way and waits no more
+  testing::Await("the first task", begun);  // it is under way and waits no more
   for (size_t i = 0; i < WorkerPool::kMostWaiting; ++i) {
     ASSERT_TRUE(pool.TryRun([&] { ++ran; }).ok()) << i;
   }
@@ -38,7 +39,7 @@ TEST(WorkerPool, RefusesCallsBeyondItsQueueWithADelayAndTakesThemAgainLater) {
   std::promise<void> last;
   pool.Run([&] { last.set_value(); });  // not a client's
   let_go.set_value();
-  last.get_future().wait();
+  testing::Await("the last task", last);
   EXPECT_EQ(ran, WorkerPool::kMostWaiting + 1);
   EXPECT_TRUE(pool.TryRun([] {}).ok());
 }

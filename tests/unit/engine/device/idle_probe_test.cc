@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,9 +13,12 @@
 #include <vector>
 
 #include "server/engine/device/sharded/sharded_rank.h"
+#include "tests/support/wait.h"
 
 namespace lossd::engine::idle_probe_test {
 namespace {
+
+using testing::Await;
 
 constexpr std::chrono::milliseconds kIdle{40};
 
@@ -67,7 +71,7 @@ TEST(IdleProbe, EveryDeviceMakesRoundTripsWhileNobodyHasAnythingForIt) {
   RankWatch watch;
   CountingChannel channel;
   const IdleProbe probe(&device, &watch, &channel, kIdle);
-  while (trips < 3) std::this_thread::yield();
+  Await("round trips", [&] { return trips >= 3; });
   EXPECT_GE(channel.probes(), 3);
 }
 
@@ -80,25 +84,25 @@ TEST(IdleProbe, DoesNotComeBetweenCommands) {
   std::this_thread::sleep_for(5 * kIdle);
   EXPECT_EQ(channel.probes(), 0);
   command.reset();
-  while (channel.probes() == 0) std::this_thread::yield();
+  Await("a probe", [&] { return channel.probes() > 0; });
 }
 
 // Waits until the rank is at this command.
 void AwaitCommand(const RankWatch& watch, const std::string& command) {
-  while (watch.Read().command != command) std::this_thread::yield();
+  Await("the command " + command, [&] { return watch.Read().command == command; });
 }
 
 TEST(IdleProbe, ADeviceThatDoesNotComeBackShowsAsACommandThatLasts) {
   std::atomic<bool> let_go = false;
   ProbedDevice device([&let_go] {
-    while (!let_go) std::this_thread::yield();
+    Await("the end", [&] { return let_go.load(); });
     return absl::OkStatus();
   });
   RankWatch watch;
   CountingChannel channel;
   const IdleProbe probe(&device, &watch, &channel, kIdle);
   AwaitCommand(watch, "Probe");
-  while (watch.Read().command_seconds < 0.1) std::this_thread::yield();
+  Await("the command to last", [&] { return watch.Read().command_seconds >= 0.1; });
   EXPECT_EQ(channel.probes(), 1);
   let_go = true;
   AwaitCommand(watch, "");
@@ -110,7 +114,7 @@ TEST(IdleProbe, SoDoesADeviceThatHasFailed) {
   CountingChannel channel;
   const IdleProbe probe(&device, &watch, &channel, kIdle);
   AwaitCommand(watch, "Probe");
-  while (watch.Read().command_seconds < 0.1) std::this_thread::yield();
+  Await("the command to last", [&] { return watch.Read().command_seconds >= 0.1; });
   EXPECT_EQ(channel.probes(), 1);
 }
 
@@ -121,7 +125,7 @@ TEST(ShardedRank, AProbeIsARoundTripOfItsDevice) {
   const auto rank =
       ShardedRank::Create(std::move(device), {.rank = 1, .ranks = 2, .watch = &watch}, int64_t{1} << 30);
   ASSERT_TRUE(rank.ok()) << rank.status();
-  while ((*rank)->Report().activity.last_done_seconds < 0.05) std::this_thread::yield();
+  Await("idle time", [&] { return (*rank)->Report().activity.last_done_seconds >= 0.05; });
   const double before = (*rank)->Report().activity.last_done_seconds;
   EXPECT_EQ((*rank)->Execute(ProbeCommand{}), absl::OkStatus());
   EXPECT_LT((*rank)->Report().activity.last_done_seconds, before);

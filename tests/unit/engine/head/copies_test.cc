@@ -11,11 +11,13 @@
 #include <vector>
 
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::copies_test {
 namespace {
 
+using lossd::testing::Await;
 using ::testing::HasSubstr;
 
 // Every weight of "h" is 0 at version 1, and -step at version 2: the fake optimizer.
@@ -57,14 +59,14 @@ class CopiesTest : public EngineFixture, public ::testing::Test {
     return answer->get_future();
   }
   static Version Blend(Head& target, const std::shared_ptr<Head>& source, const BlendRequest& request) {
-    return BeginBlend(target, source, request).get();
+    return Await("the blend", BeginBlend(target, source, request));
   }
   static float WeightOf(Head& of) {
     std::promise<float> read;
     std::vector<float> row(kHidden);
     of.ReadWeights(0, 1, kernels::DataType::kFloat32, {row.data()},
                    [&](const Version& /*version*/) { read.set_value(row[0]); });
-    return read.get_future().get();
+    return Await("what is read", read);
   }
   static void ExpectError(const absl::Status& status, absl::StatusCode code, RejectReason reason,
                           const std::string& text) {
@@ -109,7 +111,7 @@ TEST_F(CopiesTest, ACopyHasWeightsVersionAndOptimizerButNoWindow) {
   std::promise<absl::StatusOr<StepResult>> stepped;
   copy->head->ApplyStep(1, copy->head->Info().window_marks, {.learning_rate = 1},
                         [&](absl::StatusOr<StepResult> step) { stepped.set_value(std::move(step)); });
-  EXPECT_EQ(stepped.get_future().get()->weight_version, 3U);
+  EXPECT_EQ(Await("the step", stepped)->weight_version, 3U);
   EXPECT_EQ(WeightOf(*copy->head), -3 - 5 - 3);
 }
 
@@ -225,8 +227,8 @@ TEST_F(CopiesTest, ARepeatedBlendBlendsOnce) {
   // The second comes before the first is done, the third after it; the version is another one then.
   std::future<Version> first = BeginBlend(*average, head, request);
   std::future<Version> second = BeginBlend(*average, head, request);
-  EXPECT_EQ(*first.get(), 2U);
-  EXPECT_EQ(*second.get(), 2U);
+  EXPECT_EQ(*Await("the first blend", std::move(first)), 2U);
+  EXPECT_EQ(*Await("the second blend", std::move(second)), 2U);
   EXPECT_EQ(*Blend(*average, head, request), 2U);
   EXPECT_EQ(WeightOf(*average), -2);
   // Behind somebody else's the version alone can tell.
@@ -278,8 +280,8 @@ TEST_F(CopiesTest, ABlendComesBehindWhatWasAskedForBefore) {
                   [&](absl::StatusOr<StepResult> step) { stepped.set_value(std::move(step)); });
   std::future<Version> blended = BeginBlend(*head, source, {.decay = 0.5, .blend_id = "1"});
   gate.LetThrough();
-  EXPECT_EQ(stepped.get_future().get()->weight_version, 2U);
-  EXPECT_EQ(*blended.get(), 3U);
+  EXPECT_EQ(Await("the step", stepped)->weight_version, 2U);
+  EXPECT_EQ(*Await("the blend", std::move(blended)), 3U);
   EXPECT_EQ(Weight(), -2);
 }
 

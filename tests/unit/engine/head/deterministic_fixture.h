@@ -14,6 +14,7 @@
 
 #include "server/engine/common/random_id.h"
 #include "server/engine/device/cpu/cpu_backend.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
@@ -52,7 +53,7 @@ class DeterministicTest : public ::testing::Test {
     ASSERT_TRUE((*head_->FindWrite(write))->Write(0, kVocab, kernels::DataType::kFloat32, rows).ok());
     std::promise<void> published;
     head_->CommitWrite(write, [&](const absl::StatusOr<uint64_t>&) { published.set_value(); });
-    published.get_future().wait();
+    testing::Await("weights to be published", published);
   }
 
   // Where chunks have to end: what they are sent with changes there.
@@ -137,7 +138,7 @@ class DeterministicTest : public ::testing::Test {
           head_->Submit(lane, chunk, [resumed] { resumed->set_value(); });
       ASSERT_TRUE(taken.ok()) << taken.status();
       if (*taken == Head::Submission::kTaken) return;
-      resumed->get_future().wait();
+      testing::Await("a waiting lane to be resumed", *resumed);
     }
   }
   ChunkAnswer AnswerOf(const LaneAttachment& lane, Chunk chunk) {
@@ -151,7 +152,7 @@ class DeterministicTest : public ::testing::Test {
     const HeadInfo info = head_->Info();
     head_->BeginFlush(info.generation, info.window_marks, 1.0f,
                       [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
-    return begun.get_future().get();
+    return testing::Await("the flush to begin", begun);
   }
   std::vector<float> Read(const FlushInfo& flush) {
     std::vector<float> rows(kVocab * kHidden);
@@ -161,7 +162,7 @@ class DeterministicTest : public ::testing::Test {
                           EXPECT_TRUE(status.ok()) << status;
                           read.set_value();
                         });
-    read.get_future().wait();
+    testing::Await("what is read", read);
     return rows;
   }
   // The gradient of the window, which ends with it.

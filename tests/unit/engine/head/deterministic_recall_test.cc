@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "server/engine/common/random_id.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::deterministic_recall_test {
@@ -84,7 +85,7 @@ TEST_P(WaitingPieceTest, ItGoesBeforeTheTilesThatAreClosedBehindIt) {
   gate.AwaitStarted(2);
   std::future<void> written = BeginToWrite();
   gate.LetThrough();
-  written.wait();
+  testing::Await("weights to be published", std::move(written));
   engine->WaitIdle();
   EXPECT_THAT(gate.batches(), ElementsAre(FakeBatch{4}, FakeBatch{8}, FakeBatch{8}, FakeBatch{4}))
       << "two answers, and then the pieces in order of places";
@@ -104,7 +105,7 @@ TEST_F(DeterministicRecallTest, ATeacherWhoseRowsAreAllInTheGradientWaitsForNobo
   EXPECT_EQ(written.wait_for(std::chrono::seconds(20)), std::future_status::ready)
       << "a chunk without a teacher is under way";
   gate.LetThrough();
-  written.wait();
+  testing::Await("weights to be published", std::move(written));
 }
 
 }  // namespace

@@ -12,12 +12,14 @@
 #include <utility>
 
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/head/deterministic_fixture.h"
 
 namespace lossd::engine::deterministic_teaching_test {
 namespace {
 
+using lossd::testing::Await;
 using ::testing::HasSubstr;
 
 constexpr int64_t kNarrow = 5;  // hidden sizes of the teachers
@@ -55,7 +57,7 @@ class DeterministicTeachingTest : public DeterministicTest {
                     .ok());
     std::promise<void> published;
     head->CommitWrite(write, [&](const absl::StatusOr<uint64_t>&) { published.set_value(); });
-    published.get_future().wait();
+    Await("weights to be published", published);
   }
   // Tokens of a window, taught by one of these, or by none: "".
   static Chunk Taught(uint64_t sequence, int64_t place, int64_t tokens, const std::string& teacher,
@@ -191,14 +193,14 @@ TEST_F(DeterministicTeachingTest, RowsAreAddedWithTheTeachersWeightsTheyWereAnsw
          (*engine_->FindHead("wide"))
              ->Blend(*engine_->FindHead("source"), {.decay = 0.5, .blend_id = "b"},
                      [&](absl::StatusOr<uint64_t> version) { blended.set_value(std::move(version)); });
-         EXPECT_TRUE(blended.get_future().get().ok());
+         EXPECT_TRUE(Await("the blend", blended).ok());
        }},
       {"a deletion",
        [this] {
          std::promise<void> released;
          EXPECT_TRUE(
              engine_->DeleteHead("wide", Engine::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
-         released.get_future().wait();
+         Await("the head to be released", released);
          CreateTeacher("wide", kWide);
          WriteTo("wide", 7);
        }},
@@ -252,7 +254,7 @@ TEST_F(DeterministicTeachingTest, ADeletedTeacherGivesItsMemoryBackWhileTheWindo
   const int64_t before = engine_->budget().reserved();
   std::promise<void> released;
   ASSERT_TRUE(engine_->DeleteHead("wide", Engine::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
-  released.get_future().wait();
+  Await("the head to be released", released);
   EXPECT_LE(engine_->budget().reserved(), before - kVocab * kWide * 4);
   const ChunkAnswer answer = AnswerOf(lane, Taught(2, 10, 10, "wide"));
   EXPECT_EQ(answer.error.code(), absl::StatusCode::kNotFound);

@@ -12,12 +12,14 @@
 
 #include "absl/time/clock.h"
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/head/deterministic_fixture.h"
 
 namespace lossd::engine::deterministic_test {
 namespace {
 
+using lossd::testing::Await;
 using ::testing::HasSubstr;
 
 // A way to send the tokens of a window: cut anywhere, on any lane, in any order, with streams that are cut.
@@ -336,7 +338,7 @@ TEST_F(DeterministicTest, AFarPlaceIsRefusedWhereNothingElseCanComeAndWaitsWhere
     break;
   }
   Submit(near, MakeChunk(1, 0, kMostTokens));
-  resumed.get_future().wait();
+  Await("a waiting lane to be resumed", resumed);
   engine_->WaitIdle();
   Submit(far, std::move(held));
   EXPECT_TRUE(listener->AwaitAnswers(sequence).back().error.ok());
@@ -421,7 +423,7 @@ TEST_F(DeterministicTest, ADeletedHeadGivesEverythingBack) {
   SendInOrder(Attach(Open("c", 0)));
   std::promise<void> released;
   ASSERT_TRUE(engine_->DeleteHead("h", Engine::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
-  released.get_future().wait();
+  Await("the head to be released", released);
   EXPECT_EQ(engine_->budget().reserved(), 1 << 20) << "the device's own";
 }
 
@@ -434,7 +436,7 @@ TEST_F(DeterministicTest, StatsInTheMiddleOfAWindowLeaveNoTraceInIt) {
     std::promise<absl::StatusOr<Head::WindowStats>> answer;
     head_->ReadStats(1, std::move(marks), 1,
                      [&](absl::StatusOr<Head::WindowStats> stats) { answer.set_value(std::move(stats)); });
-    return answer.get_future().get();
+    return Await("the answer", answer);
   };
   const uint64_t next = SendInOrder(lane, 40);
   ASSERT_TRUE(ask({}).ok());

@@ -9,12 +9,14 @@
 
 #include "absl/time/clock.h"
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::device_loop_test {
 namespace {
 
+using lossd::testing::Await;
 using ::testing::ElementsAre;
 
 constexpr int64_t kRowsPerBatch = 4;
@@ -166,7 +168,7 @@ TEST_F(DeviceLoopTest, RejectedChunksThatJoinABatchUnderWayLeaveItsAnswersWhereT
   const LaneAttachment lane = Attach(Open("c"), listener_);
   KeepBusy(lane);
   for (uint64_t sequence = 3; sequence <= 20; ++sequence) Submit(lane, BadChunk(sequence));
-  while (engine->counters().queued_chunks > 0) std::this_thread::yield();
+  Await("the queue to be empty", [this] { return engine->counters().queued_chunks == 0; });
   gate.LetThrough();
   const std::vector<ChunkAnswer> answers = listener_->AwaitAnswers(20);
   for (size_t i = 0; i < 2; ++i) {
@@ -230,13 +232,13 @@ TEST_F(DeviceLoopTest, AFlushSeesEveryChunkBeforeItAndNoneOfTheNextGeneration) {
   Chunk next = MakeChunk(4, 1000, 2);
   std::promise<void> resumed;
   gate.LetThrough();
-  const absl::StatusOr<FlushInfo> flush = begun.get_future().get();
+  const absl::StatusOr<FlushInfo> flush = Await("the flush to begin", begun);
   ASSERT_TRUE(flush.ok()) << flush.status();
   EXPECT_EQ(flush->window_tokens, 3U);
   EXPECT_DOUBLE_EQ(flush->summary.norm, 6 * std::sqrt(static_cast<double>(kVocab * kHidden)));
   EXPECT_EQ(*head->Submit(lane, next, [&] { resumed.set_value(); }), Head::Submission::kWait);
   ASSERT_TRUE(CommitFlush(*head, flush->flush_id).ok());
-  resumed.get_future().wait();
+  Await("a waiting lane to be resumed", resumed);
   Submit(lane, std::move(next));
   EXPECT_EQ(GradientSum(), 1000) << "the window is reset before its first chunk";
 }
@@ -306,7 +308,7 @@ TEST_F(FailureTest, AFailureEndsEveryHeadAndEveryChunkOnce) {
                    [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
   gate.Fail();
   gate.LetThrough();
-  EXPECT_EQ(begun.get_future().get().status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(Await("the flush to begin", begun).status().code(), absl::StatusCode::kInternal);
   engine->WaitIdle();
   EXPECT_EQ(failures_, 1);
   for (const auto& listener : {listener_, other_}) {
@@ -359,7 +361,7 @@ TEST_F(WindowTest, AFlushAWeightReadAndAShutdownDoNotWaitForTheWindow) {
   std::vector<float> row(kHidden);
   head->ReadWeights(0, 1, kernels::DataType::kFloat32, {row.data()},
                     [&](const absl::StatusOr<uint64_t>&) { read.set_value(); });
-  read.get_future().wait();
+  Await("what is read", read);
   Submit(lane, MakeChunk(3, 1));
   engine = nullptr;
   EXPECT_EQ(listener_->answers(), 3U);

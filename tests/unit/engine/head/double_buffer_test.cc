@@ -7,12 +7,14 @@
 #include <utility>
 
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::double_buffer_test {
 namespace {
 
+using lossd::testing::Await;
 using ::testing::HasSubstr;
 
 HeadConfig WithTwoGradients() {
@@ -33,7 +35,7 @@ class DoubleBufferTest : public ::testing::Test, protected EngineFixture {
     std::promise<absl::Status> read;
     head->ReadGradient(flush_id, 0, 1, kernels::DataType::kFloat32, {row.data()},
                        [&](absl::Status status) { read.set_value(std::move(status)); });
-    const absl::Status status = read.get_future().get();
+    const absl::Status status = Await("what is read", read);
     EXPECT_TRUE(status.ok()) << status;
     return row[0];
   }
@@ -215,8 +217,8 @@ TEST_F(DoubleBufferTest, ChunksOfTheNextWindowWaitWhileThisOneIsSealed) {
   std::promise<void> resumed;
   EXPECT_EQ(*head->Submit(lane, chunk, [&] { resumed.set_value(); }), Head::Submission::kWait);
   gate.LetThrough();
-  const absl::StatusOr<FlushInfo> flush = begun.get_future().get();
-  resumed.get_future().wait();
+  const absl::StatusOr<FlushInfo> flush = Await("the flush to begin", begun);
+  Await("a waiting lane to be resumed", resumed);
   EXPECT_EQ(*head->Submit(lane, chunk, [] {}), Head::Submission::kTaken);
   EXPECT_EQ(Read(flush->flush_id), 1);
   Chunk late = MakeChunk(3, 2, 1);
@@ -240,7 +242,7 @@ TEST_F(DoubleBufferTest, ChunksOfDeterministicSessionsWaitForTheCommit) {
   Submit(Attach(Open("c"), std::make_shared<RecordingListener>()), MakeChunk(1, 40, 2));
   EXPECT_EQ(Read(flush.flush_id), 8);
   ASSERT_TRUE(CommitFlush(*head, flush.flush_id).ok());
-  resumed.get_future().wait();
+  Await("a waiting lane to be resumed", resumed);
   EXPECT_EQ(*head->Submit(lane, next, [] {}), Head::Submission::kTaken);
   EXPECT_EQ(GradientSum(), 45);
 }
@@ -253,7 +255,7 @@ TEST_F(DoubleBufferTest, WhatTheNextWindowHoldsKeepsAHeadFromBeingDeletedUnasked
             absl::StatusCode::kFailedPrecondition);
   std::promise<void> released;
   ASSERT_TRUE(engine->DeleteHead("h", Engine::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
-  released.get_future().wait();
+  Await("the head to be released", released);
 }
 
 class OneBufferTest : public DoubleBufferTest {

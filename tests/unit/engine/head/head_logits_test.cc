@@ -15,12 +15,14 @@
 #include <vector>
 
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::head_logits_test {
 namespace {
 
 using kernels::DataType;
+using lossd::testing::Await;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -57,7 +59,7 @@ std::future<Answer> Start(Head& head, LogitsRequest request) {
   return answer->get_future();
 }
 
-Answer Logits(Head& head, LogitsRequest request) { return Start(head, std::move(request)).get(); }
+Answer Logits(Head& head, LogitsRequest request) { return Await("logits", Start(head, std::move(request))); }
 
 class HeadLogitsTest : public EngineFixture, public ::testing::Test {
  protected:
@@ -180,7 +182,7 @@ TEST_F(HeadLogitsTest, HoweverManyWaitChunksGoBetweenThem) {
   Submit(lane, MakeChunk(2, 2));
   Submit(lane, MakeChunk(3, 3));
   gate.LetThrough();
-  for (std::future<Answer>& call : calls) EXPECT_TRUE(call.get().ok());
+  for (std::future<Answer>& call : calls) EXPECT_TRUE(Await("logits", std::move(call)).ok());
   // The first one came before the second chunk, the others went behind it.
   EXPECT_THAT(gate.logits_after(), ElementsAre(1, 3, 3, 3));
 }
@@ -195,7 +197,7 @@ TEST_F(HeadLogitsTest, OfAHeadThatIsDeletedMeanwhileAreNotFound) {
   ASSERT_TRUE(engine->DeleteHead("h", Engine::DiscardGradient::kYes).ok());
   gate.LetThrough();
   for (std::future<Answer>& call : calls) {
-    EXPECT_EQ(call.get().status().code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(Await("logits", std::move(call)).status().code(), absl::StatusCode::kNotFound);
   }
   EXPECT_EQ(Logits(*head, Request()).status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(gate.logits_after(), ElementsAre());
@@ -310,11 +312,11 @@ TEST_F(HeadLogitsTest, MoreCallsThanMayWaitAreRefused) {
   const bool at_once = refused.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   gate.LetThrough();
   EXPECT_TRUE(at_once);
-  const Answer answer = refused.get();
+  const Answer answer = Await("the refusal", std::move(refused));
   EXPECT_EQ(answer.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ReasonOf(answer.status()), RejectReason::kOverload);
   EXPECT_THAT(std::string(answer.status().message()), HasSubstr("64 calls for logits of head h wait"));
-  for (std::future<Answer>& call : calls) EXPECT_TRUE(call.get().ok());
+  for (std::future<Answer>& call : calls) EXPECT_TRUE(Await("logits", std::move(call)).ok());
   EXPECT_TRUE(Logits(*head, Request()).ok());
 }
 
@@ -327,7 +329,7 @@ TEST_F(HeadLogitsTest, HoldRegisteredMemoryOnlyWhileTheyAreComputed) {
   std::future<Answer> call = Start(*head, Request(std::vector<float>(20'000 * kHidden, 1.0f)));
   EXPECT_EQ(gate.registered_bytes(), 0);
   gate.LetThrough();
-  const Answer kept = call.get();
+  const Answer kept = Await("logits", std::move(call));
   ASSERT_TRUE(kept.ok()) << kept.status();
   EXPECT_EQ(Floats(kept->logits).back(), 5);
   engine->WaitIdle();
@@ -383,7 +385,7 @@ TEST_F(PiecewiseLogitsTest, ChunksGoBetweenThePieces) {
   std::future<Answer> call = Start(*head, Request({1, 2, 3, 4, 5, 6}));
   Submit(lane, MakeChunk(2, 2));
   gate.LetThrough();
-  EXPECT_TRUE(call.get().ok());
+  EXPECT_TRUE(Await("logits", std::move(call)).ok());
   EXPECT_THAT(gate.logits_after(), ElementsAre(1, 2));
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
@@ -261,7 +262,7 @@ class BiasedHeadTest : public HeadOptionsTest {
     std::promise<absl::StatusOr<uint64_t>> version;
     head->CommitWrite(id,
                       [&](absl::StatusOr<uint64_t> published) { version.set_value(std::move(published)); });
-    return version.get_future().get();
+    return testing::Await("the answer", version);
   }
   // Rows of the published bias.
   std::vector<float> ReadBias(int64_t first, int64_t rows) const {
@@ -270,7 +271,7 @@ class BiasedHeadTest : public HeadOptionsTest {
     std::promise<absl::StatusOr<uint64_t>> version;
     head->ReadWeights(first, rows, kernels::DataType::kFloat32, {weights.data(), bias.data()},
                       [&](absl::StatusOr<uint64_t> read) { version.set_value(std::move(read)); });
-    EXPECT_TRUE(version.get_future().get().ok());
+    EXPECT_TRUE(testing::Await("the answer", version).ok());
     return bias;
   }
 };

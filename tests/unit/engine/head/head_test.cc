@@ -10,12 +10,14 @@
 #include "absl/time/clock.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::head_test {
 namespace {
 
+using lossd::testing::Await;
 using ::testing::HasSubstr;
 
 class HeadTest : public ::testing::Test, protected EngineFixture {
@@ -100,12 +102,11 @@ TEST_F(HeadTest, FlushWaitsForWhatWasAcceptedAndHoldsBackTheNextGeneration) {
   std::promise<absl::StatusOr<FlushInfo>> flushed;
   head->BeginFlush(1, Marks(), 1.0f,
                    [&](absl::StatusOr<FlushInfo> flush) { flushed.set_value(std::move(flush)); });
-  std::future<absl::StatusOr<FlushInfo>> future = flushed.get_future();
   Chunk next = MakeChunk(2, 7, 2);
   std::promise<void> resumed;
   EXPECT_EQ(*head->Submit(lane, next, [] {}), Head::Submission::kWait);
   gate.LetThrough();
-  const absl::StatusOr<FlushInfo> flush = future.get();
+  const absl::StatusOr<FlushInfo> flush = Await("the flush to begin", flushed);
   ASSERT_TRUE(flush.ok()) << flush.status();
   EXPECT_EQ(flush->window_tokens, 1U);
 
@@ -115,7 +116,7 @@ TEST_F(HeadTest, FlushWaitsForWhatWasAcceptedAndHoldsBackTheNextGeneration) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("sealed"));
   EXPECT_EQ(*head->Submit(lane, next, [&] { resumed.set_value(); }), Head::Submission::kWait);
   EXPECT_EQ(*CommitFlush(*head, flush->flush_id), 2U);
-  resumed.get_future().wait();
+  Await("a waiting lane to be resumed", resumed);
   Submit(lane, std::move(next));
   EXPECT_EQ(GradientSum(), 7) << "the new window starts from nothing";
   EXPECT_EQ(*CommitFlush(*head, flush->flush_id), 2U) << "a repeated commit answers the same";
@@ -132,7 +133,7 @@ TEST_F(HeadTest, AFlushWhoseMarksAreWithdrawnMeanwhileFailsAndTheWindowReopensWh
                    [&](absl::StatusOr<FlushInfo> flush) { flushed.set_value(std::move(flush)); });
   head->DetachLane(lane);
   gate.LetThrough();
-  const absl::StatusOr<FlushInfo> flush = flushed.get_future().get();
+  const absl::StatusOr<FlushInfo> flush = Await("the flush to begin", flushed);
   EXPECT_EQ(flush.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(flush.status().message()),
               HasSubstr("marks name accepted 2, the server has accepted 1"));
@@ -184,7 +185,7 @@ TEST_F(HeadTest, DrainWakesWaitingChunksAndRefusesNewOnes) {
   std::promise<void> resumed;
   EXPECT_EQ(*head->Submit(lane, chunk, [&] { resumed.set_value(); }), Head::Submission::kWait);
   engine->BeginDrain();
-  resumed.get_future().wait();
+  Await("a waiting lane to be resumed", resumed);
   EXPECT_EQ(head->Submit(lane, chunk, [] {}).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(engine->OpenSession("h", {"late", 0, 1}).status().code(), absl::StatusCode::kUnavailable);
 }
@@ -202,7 +203,7 @@ TEST_F(HeadTest, WeightsArePublishedOnceAllRowsCameAndOldStreamsWriteNoMore) {
     std::promise<uint64_t> version;
     head->CommitWrite(write,
                       [&](const absl::StatusOr<uint64_t>& published) { version.set_value(*published); });
-    EXPECT_EQ(version.get_future().get(), 2U);
+    EXPECT_EQ(Await("the answer", version), 2U);
   }
   EXPECT_EQ(staged->Write(0, 1, kernels::DataType::kFloat32, row).code(),
             absl::StatusCode::kFailedPrecondition);
@@ -235,7 +236,7 @@ TEST_F(HeadTest, AChunkOfAStreamThatIsGoneComesTooLate) {
 TEST_F(HeadTest, ADeletedHeadGivesItsMemoryBackThoughOneStillHoldsIt) {
   std::promise<void> released;
   ASSERT_TRUE(engine->DeleteHead("h", Engine::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
-  released.get_future().wait();
+  Await("the head to be released", released);
   EXPECT_EQ(engine->budget().reserved(), 0);
   EXPECT_TRUE(head->Info().memory.empty());
   std::promise<absl::StatusCode> read;
@@ -243,7 +244,7 @@ TEST_F(HeadTest, ADeletedHeadGivesItsMemoryBackThoughOneStillHoldsIt) {
   head->ReadWeights(
       0, 1, kernels::DataType::kFloat32, {row.data()},
       [&](const absl::StatusOr<uint64_t>& version) { read.set_value(version.status().code()); });
-  EXPECT_EQ(read.get_future().get(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Await("what is read", read), absl::StatusCode::kNotFound);
   EXPECT_EQ(BeginFlush(1, {}).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(CommitFlush(*head, "f").status().code(), absl::StatusCode::kNotFound);
 }
@@ -284,7 +285,7 @@ TEST_F(HeadTest, AGradientThatAFailedDeviceLeftHalfAddedIsNeverHandedOut) {
   head->BeginFlush(1, Marks(), 1.0f,
                    [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
   gate.LetThrough();
-  EXPECT_EQ(begun.get_future().get().status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(Await("the flush to begin", begun).status().code(), absl::StatusCode::kInternal);
   EXPECT_EQ(BeginFlush(1, Marks()).status().code(), absl::StatusCode::kInternal);
   ASSERT_TRUE(listener_->ended().has_value());
   EXPECT_EQ(listener_->ended()->code(), absl::StatusCode::kInternal);

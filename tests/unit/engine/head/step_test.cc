@@ -8,12 +8,14 @@
 
 #include "server/engine/common/errors.h"
 #include "server/engine/common/random_id.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::step_test {
 namespace {
 
+using lossd::testing::Await;
 using ::testing::HasSubstr;
 
 HeadConfig WithOptimizer() {
@@ -51,7 +53,7 @@ TEST_F(StepTest, WaitsForWhatIsQueuedUpdatesTheWeightsAndEndsTheWindow) {
                   [&](absl::StatusOr<StepResult> step) { answer.set_value(std::move(step)); });
   EXPECT_EQ(head->Info().window_state, WindowState::kSealing);
   gate.LetThrough();
-  const absl::StatusOr<StepResult> step = answer.get_future().get();
+  const absl::StatusOr<StepResult> step = Await("the answer", answer);
   ASSERT_TRUE(step.ok()) << step.status();
   EXPECT_EQ(step->generation, 2U);
   EXPECT_EQ(step->weight_version, 2U);
@@ -84,8 +86,8 @@ TEST_F(StepTest, ChunksWaitWhileItIsUnderWayAndGoIntoTheNextWindow) {
   std::promise<void> resumed;
   EXPECT_EQ(*head->Submit(lane, chunk, [&] { resumed.set_value(); }), Head::Submission::kWait);
   gate.LetThrough();
-  EXPECT_TRUE(answer.get_future().get().ok());
-  resumed.get_future().wait();
+  EXPECT_TRUE(Await("the answer", answer).ok());
+  Await("a waiting lane to be resumed", resumed);
   EXPECT_EQ(*head->Submit(lane, chunk, [] {}), Head::Submission::kTaken);
   EXPECT_EQ(GradientSum(), 5);
   EXPECT_EQ(listener_->AwaitAnswers(2)[1].weight_version, 2U);
@@ -209,8 +211,8 @@ TEST_F(StepTest, TheSameAgainWhileItIsUnderWayWaitsWithTheFirst) {
   ExpectError(ApplyStep(1, marks, Rate(2)).status(), absl::StatusCode::kFailedPrecondition,
               "a step of generation 1 is under way with learning_rate 1; this call names 2");
   gate.LetThrough();
-  EXPECT_EQ(first.get_future().get()->weight_version, 2U);
-  EXPECT_EQ(second.get_future().get()->weight_version, 2U);
+  EXPECT_EQ(Await("the first answer", first)->weight_version, 2U);
+  EXPECT_EQ(Await("the second answer", second)->weight_version, 2U);
   EXPECT_EQ(Weight(), -2);
 }
 
@@ -274,7 +276,7 @@ TEST_F(StepTest, MarksThatGoBackWhileItWaitsFailItAndTheWindowStaysOpen) {
                   [&](const absl::StatusOr<StepResult>& step) { answer.set_value(step); });
   head->DetachLane(lane);
   gate.LetThrough();
-  ExpectError(answer.get_future().get().status(), absl::StatusCode::kFailedPrecondition,
+  ExpectError(Await("the answer", answer).status(), absl::StatusCode::kFailedPrecondition,
               "marks name accepted 2, the server has accepted 1");
   EXPECT_EQ(head->Info().window_state, WindowState::kOpen);
   EXPECT_EQ(head->Info().weight_version, 1U);
@@ -319,7 +321,7 @@ TEST_F(StepTest, AFlushAndAStepExcludeEachOther) {
   ExpectError(BeginFlush(1, Marks()).status(), absl::StatusCode::kFailedPrecondition,
               "generation 1 is being consumed by a step");
   gate.LetThrough();
-  ASSERT_TRUE(answer.get_future().get().ok());
+  ASSERT_TRUE(Await("the answer", answer).ok());
 
   Submit(lane, MakeChunk(2, 3, 2));
   gate.Hold();
@@ -330,7 +332,7 @@ TEST_F(StepTest, AFlushAndAStepExcludeEachOther) {
   ExpectError(ApplyStep(2, Marks(), Rate(1)).status(), absl::StatusCode::kFailedPrecondition,
               "about to be sealed by a flush");
   gate.LetThrough();
-  const absl::StatusOr<FlushInfo> flush = begun.get_future().get();
+  const absl::StatusOr<FlushInfo> flush = Await("the flush to begin", begun);
   ASSERT_TRUE(flush.ok()) << flush.status();
   ExpectError(ApplyStep(2, Marks(), Rate(1)).status(), absl::StatusCode::kFailedPrecondition,
               "is sealed by a flush");
@@ -380,8 +382,8 @@ TEST_F(StepTest, WeightsThatWereCommittedBeforeAreTheOnesThatAreStepped) {
   head->ApplyStep(1, Marks(), Rate(1),
                   [&](const absl::StatusOr<StepResult>& step) { answer.set_value(step); });
   gate.LetThrough();
-  EXPECT_EQ(published.get_future().get(), 2U);
-  EXPECT_EQ(answer.get_future().get()->weight_version, 3U);
+  EXPECT_EQ(Await("weights to be published", published), 2U);
+  EXPECT_EQ(Await("the answer", answer)->weight_version, 3U);
   EXPECT_EQ(Weight(), -1);
 }
 
@@ -411,7 +413,7 @@ TEST_F(StepTest, ADrainTakesNoNewStepOrFlushAndFinishesWhatIsUnderWay) {
   head->ApplyStep(1, marks, Rate(1), [&](const absl::StatusOr<StepResult>& step) { answer.set_value(step); });
   engine->BeginDrain();
   gate.LetThrough();
-  ASSERT_TRUE(answer.get_future().get().ok());
+  ASSERT_TRUE(Await("the answer", answer).ok());
   EXPECT_TRUE(ApplyStep(1, marks, Rate(1)).ok()) << "what was done is still told";
   EXPECT_EQ(ApplyStep(2, {}, Rate(1)).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(BeginFlush(2, {}).status().code(), absl::StatusCode::kUnavailable);
@@ -441,7 +443,7 @@ TEST_F(StepTest, AHeadThatIsDeletedMeanwhileIsNotStepped) {
                   [&](const absl::StatusOr<StepResult>& step) { answer.set_value(step); });
   ASSERT_TRUE(engine->DeleteHead("h", Engine::DiscardGradient::kYes).ok());
   gate.LetThrough();
-  EXPECT_EQ(answer.get_future().get().status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Await("the answer", answer).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(StepTest, StatsTellOfTheGradientAndLeaveItAsItIs) {
@@ -454,7 +456,7 @@ TEST_F(StepTest, StatsTellOfTheGradientAndLeaveItAsItIs) {
                   [&](const absl::StatusOr<Head::WindowStats>& stats) { answer.set_value(stats); });
   EXPECT_EQ(head->Info().window_state, WindowState::kOpen) << "chunks go on";
   gate.LetThrough();
-  const absl::StatusOr<Head::WindowStats> stats = answer.get_future().get();
+  const absl::StatusOr<Head::WindowStats> stats = Await("the answer", answer);
   ASSERT_TRUE(stats.ok()) << stats.status();
   EXPECT_DOUBLE_EQ(stats->gradient.norm, 6 * std::sqrt(8.0));
   EXPECT_EQ(stats->gradient.largest, 6);
@@ -486,7 +488,7 @@ TEST_F(StepTest, StatsBehindAStepAreOfNoWindowThatThereIs) {
   head->ReadStats(1, Marks(), 1,
                   [&](const absl::StatusOr<Head::WindowStats>& stats) { answer.set_value(stats); });
   gate.LetThrough();
-  EXPECT_EQ(answer.get_future().get().status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(Await("the answer", answer).status().code(), absl::StatusCode::kAborted);
 }
 
 // Deterministic sessions

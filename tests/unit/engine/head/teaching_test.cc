@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "server/engine/common/errors.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::teaching_test {
 namespace {
 
+using lossd::testing::Await;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -48,7 +50,7 @@ class TeachingTest : public EngineFixture, public ::testing::Test {
     float out = 0;
     head.ReadWeights(0, 0, kernels::DataType::kFloat32, {&out},
                      [&](const absl::StatusOr<uint64_t>&) { done.set_value(); });
-    done.get_future().wait();
+    Await("what is read", done);
   }
 
   const std::shared_ptr<RecordingListener> listener_ = std::make_shared<RecordingListener>();
@@ -208,7 +210,7 @@ TEST_F(TeachingTest, AHeadMayTeachItselfAndBeDeletedMeanwhile) {
   std::promise<void> released;
   ASSERT_TRUE(engine->DeleteHead("h", Engine::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
   gate.LetThrough();
-  released.get_future().wait();
+  Await("the head to be released", released);
 }
 
 TEST_F(TeachingTest, ADeletedTeacherIsReleasedAlsoWhenTheDeviceFails) {
@@ -221,7 +223,7 @@ TEST_F(TeachingTest, ADeletedTeacherIsReleasedAlsoWhenTheDeviceFails) {
   ASSERT_TRUE(engine->DeleteHead("t", Engine::DiscardGradient::kNo, [&] { released.set_value(); }).ok());
   gate.Fail();
   gate.LetThrough();
-  released.get_future().wait();
+  Await("the head to be released", released);
 }
 
 TEST_F(TeachingTest, RejectedChunksAreRememberedUpToALimitAndThenNotTaken) {

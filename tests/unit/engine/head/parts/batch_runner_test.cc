@@ -23,9 +23,9 @@ namespace lossd::engine::batch_runner_test {
 namespace {
 
 using WeightGradient = ChunkItem::WeightGradient;
-using testing::ElementsAre;
-using testing::IsEmpty;
-using testing::SizeIs;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 constexpr int64_t kHidden = 2;
 constexpr int64_t kIgnoreIndex = -100;
@@ -114,7 +114,7 @@ class Listener : public LaneListener {
   Events* const events_;
 };
 
-class BatchRunnerTest : public testing::Test {
+class BatchRunnerTest : public ::testing::Test {
  protected:
   BatchRunnerTest() {
     config_.hidden_size = kHidden;

@@ -21,11 +21,11 @@ namespace {
 
 using Piece = DeterministicTiles::Piece;
 using Room = DeterministicTiles::Room;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Pair;
-using testing::SizeIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+using ::testing::SizeIs;
 
 constexpr int64_t kHidden = 1;
 constexpr int64_t kTile = 4;
@@ -118,7 +118,7 @@ std::vector<std::vector<float>> Tokens(const std::vector<Piece>& pieces) {
   return tokens;
 }
 
-class DeterministicTilesTest : public testing::Test {
+class DeterministicTilesTest : public ::testing::Test {
  protected:
   void Claim(const Chunk& chunk) {
     ASSERT_EQ(tiles_.RoomFor(chunk), Room::kFree);

@@ -10,8 +10,8 @@
 namespace lossd::engine::gradient_set_test {
 namespace {
 
-using testing::Each;
-using testing::ElementsAre;
+using ::testing::Each;
+using ::testing::ElementsAre;
 
 struct Named : Gradient {};
 
@@ -49,7 +49,7 @@ class Backend : public HeadBackend {
   const Gradient* lost = reinterpret_cast<const Gradient*>(this);  // none, unless a test says otherwise
 };
 
-class GradientSetTest : public testing::Test {
+class GradientSetTest : public ::testing::Test {
  protected:
   GradientSetTest() {
     config_.vocab_size = 2;

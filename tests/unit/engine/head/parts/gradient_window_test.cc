@@ -9,7 +9,7 @@ namespace lossd::engine::gradient_window_test {
 namespace {
 
 using Turn = GradientWindow::Turn;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::vector<SessionMarks> kMarks = {{"s", {{0, 3, 0}}}};
 const std::vector<SessionMarks> kOtherMarks = {{"s", {{0, 2, 0}}}};

@@ -12,11 +12,11 @@
 namespace lossd::engine::session_table_test {
 namespace {
 
-using testing::ElementsAre;
-using testing::Field;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::SizeIs;
+using ::testing::ElementsAre;
+using ::testing::Field;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 class Listener : public LaneListener {
  public:
@@ -25,7 +25,7 @@ class Listener : public LaneListener {
   void OnEnd(absl::Status /*status*/) override {}
 };
 
-class SessionTableTest : public testing::Test {
+class SessionTableTest : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(table_.Open("client", 0, 2, "s", Deterministic::kNo, none_).ok());

@@ -21,9 +21,9 @@ namespace lossd::engine::staged_write_test {
 namespace {
 
 using kernels::DataType;
-using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr int64_t kVocab = 4;
 constexpr int64_t kHidden = 2;
@@ -111,7 +111,7 @@ TEST(StagedWrite, ARangeOutsideTheHeadIsRefusedHoweverLarge) {
                           Case{kVocab, 1, "first_row"}, Case{kMost, 1, "first_row"}, Case{0, 0, "rows"},
                           Case{0, -1, "rows"}, Case{0, kLeast, "rows"}, Case{0, kVocab + 1, "rows"},
                           Case{3, 2, "rows"}, Case{3, kMost, "rows"}, Case{1, kMost / 4 + 1, "rows"}}) {
-    SCOPED_TRACE(testing::Message() << bad.rows << " rows from " << bad.first_row << " on");
+    SCOPED_TRACE(::testing::Message() << bad.rows << " rows from " << bad.first_row << " on");
     const absl::Status status = write.Write(bad.first_row, bad.rows, DataType::kFloat32, Rows(1, 1));
     EXPECT_TRUE(absl::IsInvalidArgument(status));
     EXPECT_EQ(ReasonOf(status), RejectReason::kShape);

@@ -29,7 +29,7 @@ std::shared_ptr<StagedWrite> Write(const std::string& id, const std::string& key
   return write;
 }
 
-class WeightStoreTest : public testing::Test {
+class WeightStoreTest : public ::testing::Test {
  protected:
   // Commits the staged write and publishes it; its version.
   uint64_t Publish(const std::string& id) {
