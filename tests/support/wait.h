@@ -3,6 +3,9 @@
 #ifndef LOSSD_TESTS_SUPPORT_WAIT_H_
 #define LOSSD_TESTS_SUPPORT_WAIT_H_
 
+#include <signal.h>
+#include <sys/wait.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -18,20 +21,27 @@
 namespace lossd::testing {
 
 inline constexpr std::chrono::seconds kPatience(60);
+inline constexpr std::chrono::microseconds kPause(100);
 
 [[noreturn]] inline void GiveUp(std::string_view what) {
   std::cerr << "waited " << kPatience.count() << " s for " << what << "\n";
   std::abort();
 }
 
-// Until `ready` is true, which is asked again and again.
+// Whether `ready` comes true, which is asked again and again with a pause between.
 template <class Ready>
-void Await(std::string_view what, Ready ready) {
+bool ComesTrue(Ready ready, std::chrono::microseconds pause) {
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (!ready()) {
-    if (std::chrono::steady_clock::now() > end) GiveUp(what);
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(pause);
   }
+  return true;
+}
+
+template <class Ready>
+void Await(std::string_view what, Ready ready, std::chrono::microseconds pause = kPause) {
+  if (!ComesTrue(ready, pause)) GiveUp(what);
 }
 
 // Until `ready` is true, which changes under the lock, and with a notification.
@@ -54,6 +64,16 @@ Value Await(std::string_view what, std::future<Value> future) {
 template <class Value>
 Value Await(std::string_view what, std::promise<Value>& promise) {
   return Await(what, promise.get_future());
+}
+
+// The status that a child ends with. One that does not is ended, so that it is not left behind.
+inline int AwaitEnd(std::string_view what, pid_t process) {
+  int status = 0;
+  if (!ComesTrue([&] { return waitpid(process, &status, WNOHANG) == process; }, kPause)) {
+    kill(process, SIGABRT);
+    GiveUp(what);
+  }
+  return status;
 }
 
 }  // namespace lossd::testing

@@ -18,6 +18,7 @@
 #include "tests/integration/server/test_server.h"
 #include "tests/integration/tls/certificates.h"
 #include "tests/proxy/fault_proxy.h"
+#include "tests/support/wait.h"
 
 namespace lossd::certificate_rotation_test {
 namespace {
@@ -103,15 +104,16 @@ class CertificateRotationTest : public ::testing::Test {
                              .key = files_.Key(client)};
     return Client::Connect(server_->target(), options).ok();
   }
-  template <typename Condition>
-  static void Until(Condition condition) {
-    while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  void AwaitAccepted(const std::string& authority, const std::string& client, bool accepted = true) {
+    testing::Await(
+        client + (accepted ? " to be let in" : " to be refused"),
+        [&] { return Accepts(authority, client) == accepted; }, std::chrono::milliseconds(50));
   }
 
   // Whoever connects by then has read what is there now, as who replaces certificates makes sure of.
   void AwaitConnections() {
     const int before = connections_;
-    Until([&] { return connections_ >= before + 2 || HasFailure(); });
+    testing::Await("two connections", [&] { return connections_ >= before + 2 || HasFailure(); });
   }
 
   // Both are trusted, then both are replaced, then only the new one is trusted.
@@ -122,14 +124,14 @@ class CertificateRotationTest : public ::testing::Test {
     client_files_.Put(Of("client", from), both);
     AwaitConnections();
     server_files_.Put(Of("server", from), both);
-    Until([&] { return Accepts(Of("ca", from), Of("client", to)); });
+    AwaitAccepted(Of("ca", from), Of("client", to));
     server_files_.Put(Of("server", to), both);
     client_files_.Put(Of("client", to), both);
     AwaitConnections();
-    Until([&] { return Accepts(Of("ca", to), Of("client", from)); });
+    AwaitAccepted(Of("ca", to), Of("client", from));
     client_files_.Put(Of("client", to), {Of("ca", to)});
     server_files_.Put(Of("server", to), {Of("ca", to)});
-    Until([&] { return !Accepts(Of("ca", to), Of("client", from)); });
+    AwaitAccepted(Of("ca", to), Of("client", from), false);
   }
 
   Certificates files_;

@@ -17,6 +17,7 @@
 #include "lossd/client.h"
 #include "server/rpc/transport/access.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/support/wait.h"
 #include "tests/unit/rpc/no_files.h"
 
 namespace lossd::token_client_test {
@@ -195,7 +196,7 @@ TEST_F(TokenClientTest, ADeleteThatWasRefusedForItsTokenHasDoneNothing) {
   const auto client = Connect(file);
   ASSERT_TRUE(client.ok()) << client.status();
   absl::Status deleted;
-  do {
+  testing::Await("a call with another token", [&] {
     Write("token", "refused-0123456789");
     std::thread writer([&] {
       for (int i = 0; i < 100; ++i) Write("token", absl::StrCat("refused-0123456789-", i));
@@ -203,7 +204,8 @@ TEST_F(TokenClientTest, ADeleteThatWasRefusedForItsTokenHasDoneNothing) {
     });
     deleted = (*client)->DeleteHead("nothing");
     writer.join();
-  } while (absl::IsUnauthenticated(deleted));  // no other token was there yet
+    return !absl::IsUnauthenticated(deleted);
+  });
   EXPECT_TRUE(absl::IsNotFound(deleted)) << deleted;
 }
 

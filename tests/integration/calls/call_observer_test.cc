@@ -9,6 +9,7 @@
 
 #include "grpcpp/generic/generic_stub.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/support/wait.h"
 
 namespace lossd::testing::call_observer_test {
 namespace {
@@ -35,7 +36,7 @@ class CallObserverTest : public ::testing::Test {
   // A client has its answer a little before gRPC is done with the call.
   void AwaitIdle() {
     for (const auto& method : server_.counters().rpcs.methods()) {
-      while (method->in_flight != 0) std::this_thread::sleep_for(milliseconds(1));
+      Await("calls to end", [&] { return method->in_flight == 0; });
     }
   }
 
@@ -148,7 +149,7 @@ TEST_F(CallObserverTest, EachKindOfCallMayBeCancelled) {
     grpc::ClientContext context;
     v1::WriteWeightsResponse response;
     auto writer = stubs_.heads->WriteWeights(&context, &response);
-    while (Method("HeadService/WriteWeights").in_flight == 0) std::this_thread::sleep_for(milliseconds(1));
+    Await("the call", [this] { return Method("HeadService/WriteWeights").in_flight > 0; });
     context.TryCancel();
     EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }

@@ -8,6 +8,7 @@
 
 #include "lossd/client.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/support/wait.h"
 
 namespace lossd::client_trace_test {
 namespace {
@@ -38,11 +39,8 @@ class ClientTraceTest : public ::testing::Test {
 
   // The last error, once there are so many.
   telemetry::RecentError AwaitError(size_t count) {
-    for (;;) {
-      const std::vector<telemetry::RecentError> errors = server_.counters().errors.Read();
-      if (errors.size() >= count) return errors[0];
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    testing::Await("errors", [&] { return server_.counters().errors.Read().size() >= count; });
+    return server_.counters().errors.Read()[0];
   }
 
   TestServer server_;

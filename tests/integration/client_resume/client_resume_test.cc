@@ -21,6 +21,7 @@
 #include "tests/integration/client_resume/numbered_chunks.h"
 #include "tests/integration/server/test_server.h"
 #include "tests/proxy/fault_proxy.h"
+#include "tests/support/wait.h"
 
 namespace lossd::client_resume_test {
 namespace {
@@ -124,19 +125,16 @@ pid_t StartWorker(const std::string& target, const std::string& client_key, int3
 // before.
 bool KillWorkerAfter(TestServer& server, pid_t pid, uint64_t chunks, std::chrono::microseconds delay) {
   const uint64_t target = server.engine().counters().chunks_accumulated + chunks;
-  int status = 0;
-  while (server.engine().counters().chunks_accumulated < target) {
-    if (waitpid(pid, &status, WNOHANG) == pid) {
-      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "the worker failed";
-      return false;
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  std::this_thread::sleep_for(delay);
+  siginfo_t ended{};
+  testing::Await("chunks of the worker", [&] {
+    EXPECT_EQ(waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOHANG | WNOWAIT), 0);
+    return ended.si_pid == pid || server.engine().counters().chunks_accumulated >= target;
+  });
+  if (ended.si_pid == 0) std::this_thread::sleep_for(delay);
   kill(pid, SIGKILL);
-  EXPECT_EQ(waitpid(pid, &status, 0), pid);
-  if (WIFSIGNALED(status)) return true;
-  EXPECT_EQ(WEXITSTATUS(status), 0) << "the worker failed";
+  const int status = testing::AwaitEnd("the worker to end", pid);
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) return true;
+  EXPECT_EQ(status, 0) << "the worker failed";
   return false;
 }
 

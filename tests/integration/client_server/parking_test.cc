@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "tests/integration/client_server/client_server_fixture.h"
+#include "tests/support/wait.h"
 
 namespace lossd::testing::parking_test {
 namespace {
@@ -25,10 +26,11 @@ class ParkingTest : public ClientServerTest {
   }
   // A teacher may be in use for a moment after its chunk was answered: until the gradient is added.
   void Park(const std::string& name = "head") {
-    auto parked = client_->ParkHead(name);
-    while (absl::StrContains(parked.status().message(), "under way; try again")) {
+    absl::StatusOr<HeadInfo> parked = absl::UnknownError("");
+    Await("the end of its use", [&] {
       parked = client_->ParkHead(name);
-    }
+      return !absl::StrContains(parked.status().message(), "under way; try again");
+    });
     ASSERT_TRUE(parked.ok()) << parked.status();
     EXPECT_GT(parked->parked_bytes, 0);
     EXPECT_TRUE(parked->memory.empty());

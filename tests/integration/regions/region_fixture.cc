@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 namespace lossd::testing {
@@ -69,10 +68,6 @@ int64_t ReservedForRegions(Stubs& stubs) {
 int64_t RegionsInUse(TestServer& server) {
   return server.engine().regions().usage(engine::RegionKind::kSystem).regions +
          server.engine().regions().usage(engine::RegionKind::kDevice).regions;
-}
-
-void Await(const std::function<bool()>& condition) {
-  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 
 }  // namespace lossd::testing

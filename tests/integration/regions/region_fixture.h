@@ -53,8 +53,6 @@ void Set(v1::TensorRef* ref, const std::string& handle, int64_t offset);
 int64_t ReservedForRegions(Stubs& stubs);
 // Regions and bytes in use, of both kinds.
 int64_t RegionsInUse(TestServer& server);
-// Looks again and again; the guard of the test ends what never comes.
-void Await(const std::function<bool()>& condition);
 
 }  // namespace lossd::testing
 

@@ -16,6 +16,7 @@
 
 #include "lossd/client.h"
 #include "tests/integration/regions/region_fixture.h"
+#include "tests/support/wait.h"
 
 namespace lossd::testing::regions_lifetime_test {
 namespace {
@@ -31,7 +32,7 @@ class RegionsLifetimeTest : public ::testing::Test {
   }
 
   void AwaitNothingLeft() {
-    Await([this] { return RegionsInUse(server_) == 0; });
+    Await("the regions to go", [this] { return RegionsInUse(server_) == 0; });
     EXPECT_EQ(ReservedForRegions(stubs_), 0);
     for (const engine::MemoryItem& item : server_.engine().ReservedMemory()) {
       if (item.purpose == "regions") {
@@ -52,12 +53,10 @@ TEST_F(RegionsLifetimeTest, AKilledClientsRegionGoesAlthoughItsChunksAreUnderWay
     char* const arguments[] = {program.data(), target.data(), nullptr};
     pid_t pid = -1;
     ASSERT_EQ(posix_spawn(&pid, program.c_str(), nullptr, nullptr, arguments, environ), 0);
-    Await([&] { return server_.engine().counters().chunks_accumulated > before + 20; });
+    Await("chunks", [&] { return server_.engine().counters().chunks_accumulated > before + 20; });
     EXPECT_EQ(RegionsInUse(server_), 1);
     ASSERT_EQ(kill(pid, SIGKILL), 0);
-    int status = 0;
-    ASSERT_EQ(waitpid(pid, &status, 0), pid);
-    EXPECT_TRUE(WIFSIGNALED(status));
+    EXPECT_TRUE(WIFSIGNALED(AwaitEnd("the client to end", pid)));
     AwaitNothingLeft();
   }
 }
@@ -115,7 +114,7 @@ TEST_F(RegionsLifetimeTest, ADeletedRegionTakesNoMemoryThoughItIsStillMapped) {
   v1::DeleteRegionResponse removed;
   grpc::ClientContext context;
   ASSERT_TRUE(stubs_.regions->DeleteRegion(&context, remove, &removed).ok());
-  Await([&region] { return region.Get(0, 9) == std::string(9, '\0'); });
+  Await("the bytes to be set", [&region] { return region.Get(0, 9) == std::string(9, '\0'); });
 }
 
 TEST_F(RegionsLifetimeTest, HundredsOfRegionsComeAndGoUnderLoad) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/integration/regions/region_fixture.h"
+#include "tests/support/wait.h"
 
 namespace lossd::testing::regions_wire_test {
 namespace {
@@ -288,7 +289,7 @@ TEST_F(RegionsWireTest, ARegionCannotBeNamedBeforeItIsAttachedNorAfterItIsDelete
   ASSERT_TRUE(stubs_->regions->DeleteRegion(&context, remove, &removed).ok());
   chunk = InRegion(Payload(2), region);
   EXPECT_EQ(stream_->Compute(chunk)->error().code(), grpc::StatusCode::NOT_FOUND);
-  Await([&region] { return !region.lease().Alive(); });
+  Await("the lease to end", [&region] { return !region.lease().Alive(); });
   grpc::ClientContext again;
   EXPECT_EQ(stubs_->regions->DeleteRegion(&again, remove, &removed).error_code(),
             grpc::StatusCode::NOT_FOUND);
@@ -335,7 +336,7 @@ TEST_F(RegionsWireTest, AProcessGetsNoMoreThanItsShare) {
     EXPECT_TRUE(absl::IsResourceExhausted(lease.status()));
     EXPECT_THAT(lease.status().message(), HasSubstr("this process has the others"));
   }
-  Await([this] { return ReservedForRegions(*stubs_) == 12 << 10; });
+  Await("regions to be reserved", [this] { return ReservedForRegions(*stubs_) == 12 << 10; });
   const RawRegion another(*stubs_, 8 << 10);
 }
 

@@ -5,12 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <thread>
 #include <utility>
+
+#include "tests/support/wait.h"
 
 namespace lossd::testing {
 namespace {
@@ -51,16 +51,14 @@ void LossdProcess::Start() {
   if (posix_spawn(&process_, LOSSD_BINARY, nullptr, nullptr, arguments.data(), environ) != 0) {
     Die("cannot start " LOSSD_BINARY);
   }
-  while (!std::filesystem::exists(port_file)) {
+  Await("lossd to serve", [&] {
     if (waitpid(process_, nullptr, WNOHANG) != 0) Die("lossd ended before it served");
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+    return std::filesystem::exists(port_file);
+  });
 }
 
 int LossdProcess::Wait() {
-  int status = 0;
-  waitpid(process_, &status, 0);
-  process_ = 0;
+  const int status = AwaitEnd("lossd to end", std::exchange(process_, 0));
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 

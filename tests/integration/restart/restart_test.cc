@@ -12,6 +12,7 @@
 #include "lossd/client.h"
 #include "tests/integration/client_resume/numbered_chunks.h"
 #include "tests/integration/restart/lossd_process.h"
+#include "tests/support/wait.h"
 
 namespace lossd::restart_test {
 namespace {
@@ -135,7 +136,8 @@ TEST_F(RestartTest, AWriteOfAllWeightsGoesOnAcrossADrain) {
           EXPECT_EQ(server_.Terminate(), 0);
           server_.Start();
         });
-        while ((*impatient)->Status().ok()) continue;  // then it takes no commit any more
+        // It takes no commit after that.
+        testing::Await("the drain", [&] { return !(*impatient)->Status().ok(); });
       });
   if (restart.joinable()) restart.join();
   ASSERT_TRUE(version.ok()) << version.status();
@@ -241,7 +243,8 @@ TEST_F(RestartTest, ASaveThatMeetsARestoredHeadSavesNothing) {
     server_.Start();
   });
   absl::Status saved;
-  while (saved.ok()) saved = head_->SaveCheckpoint("b").status();  // one of them waits for the server
+  testing::Await("a save to meet the restart",
+                 [&] { return !(saved = head_->SaveCheckpoint("b").status()).ok(); });
   restart.join();
   EXPECT_TRUE(IsWindowLost(saved)) << saved;
   Session again = Open("trainer");

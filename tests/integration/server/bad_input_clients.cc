@@ -16,13 +16,10 @@
 #include <vector>
 
 #include "tests/integration/server/bad_input.h"
+#include "tests/support/wait.h"
 
 namespace lossd::testing {
 namespace {
-
-void WaitUntil(const std::function<bool()>& condition) {
-  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-}
 
 // Ignored rows leave dW alone but are answered with a full dX.
 v1::Chunk AllIgnored(uint64_t sequence) {
@@ -40,7 +37,7 @@ Outcome VanishMidStream(Environment& environment) {
     ComputeStream stream(own, session);
     for (uint64_t sequence = 1; sequence <= 20; ++sequence) stream.Send(AllIgnored(sequence));
   }  // cancelled without a word, and its connection closed
-  WaitUntil([&] { return live == before; });
+  Await("the stream to end", [&] { return live == before; });
   return {0, ""};
 }
 
@@ -147,8 +144,7 @@ Outcome FlushToAFullDisk(Environment& environment) {
     outcome.message.append(buffer.data(), static_cast<size_t>(n));
   }
   close(channel[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
+  const int status = AwaitEnd("lossctl to end", child);
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   if (access(out.c_str(), F_OK) == 0) outcome.message += " and left a file";
   return outcome;

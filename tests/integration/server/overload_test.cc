@@ -10,6 +10,7 @@
 
 #include "google/protobuf/any.pb.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/fake_device.h"
 
 namespace lossd::testing::overload_test {
@@ -21,11 +22,6 @@ constexpr int64_t kVocab = 64;
 constexpr int64_t kHidden = 8;
 constexpr int64_t kFull = 64;  // rows of a batch
 constexpr int64_t kLaneCredit = 16 << 10;
-
-template <typename Condition>
-void WaitUntil(const Condition& condition) {
-  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-}
 
 TestServerOptions Options(engine::FakeGate* gate, const engine::FakeOptions& device) {
   TestServerOptions options;
@@ -75,11 +71,11 @@ class OverloadTest : public ::testing::Test {
   engine::Counters& counters() { return server_.engine().counters(); }
   // Returns once the server reads no more.
   void AwaitQuiet() {
-    uint64_t last = ~uint64_t{0};
-    while (last != counters().payload_bytes_in) {
-      last = counters().payload_bytes_in;
+    Await("the server to read no more", [this] {
+      const uint64_t before = counters().payload_bytes_in;
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    }
+      return counters().payload_bytes_in == before;
+    });
   }
 
   engine::FakeGate gate_;
@@ -138,7 +134,7 @@ class AbandonedWorkTest : public OverloadTest {
     gate_.AwaitStarted(2);
     stays_ = std::make_unique<ComputeStream>(stubs_, OpenSession(stubs_, "h", "stays"));
     stays_->Send(Marked(1, 8, 7));
-    WaitUntil([&] { return counters().queued_chunks == 1; });
+    Await("chunks to be queued", [&] { return counters().queued_chunks == 1; });
     credit_before_ = counters().credit_bytes;
     goes_ = std::make_unique<ComputeStream>(stubs_, OpenSession(stubs_, "h", "goes"), 0, timeout);
     goes_->Send(Marked(1, 20, 100));
@@ -146,11 +142,11 @@ class AbandonedWorkTest : public OverloadTest {
     goes_->Send(Marked(3, 16, 100));
   }
   void ExpectNothingIsLeftOfIt() {
-    WaitUntil([&] { return counters().chunks_withdrawn == 3; });
+    Await("chunks to be withdrawn", [&] { return counters().chunks_withdrawn == 3; });
     EXPECT_EQ(counters().queued_chunks, 1);
-    WaitUntil([&] { return counters().credit_bytes == credit_before_; });
+    Await("credit to be returned", [&] { return counters().credit_bytes == credit_before_; });
     stays_->Send(Marked(2, 8, 8));
-    WaitUntil([&] { return counters().queued_chunks == 2; });
+    Await("chunks to be queued", [&] { return counters().queued_chunks == 2; });
     gate_.LetThrough();
     EXPECT_TRUE(stays_->ReadResult(2).has_value());
     EXPECT_THAT(gate_.batches(), ElementsAre(ElementsAre(1), ElementsAre(2), ElementsAre(7, 8)))
@@ -164,7 +160,7 @@ class AbandonedWorkTest : public OverloadTest {
 
 TEST_F(AbandonedWorkTest, ChunksOfACancelledStreamLeaveTheQueueAndTheBatchAtOnce) {
   Prepare(std::nullopt);
-  WaitUntil([&] { return counters().queued_chunks == 4; });
+  Await("chunks to be queued", [&] { return counters().queued_chunks == 4; });
   EXPECT_GT(counters().credit_bytes, credit_before_);
   goes_->Cancel();
   ExpectNothingIsLeftOfIt();
@@ -172,7 +168,7 @@ TEST_F(AbandonedWorkTest, ChunksOfACancelledStreamLeaveTheQueueAndTheBatchAtOnce
 
 TEST_F(AbandonedWorkTest, ChunksOfAStreamPastItsDeadlineLeaveTheQueueAndTheBatchAtOnce) {
   Prepare(std::chrono::seconds(3));
-  WaitUntil([&] { return counters().queued_chunks == 4; });
+  Await("chunks to be queued", [&] { return counters().queued_chunks == 4; });
   EXPECT_EQ(goes_->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   ExpectNothingIsLeftOfIt();
 }
@@ -233,7 +229,7 @@ TEST_F(OneByOneTest, ManyLanesShareTheCreditOfTheirSession) {
     lane->WritesDone();
     EXPECT_TRUE(lane->Finish().ok());
   }
-  WaitUntil([&] { return counters().credit_bytes == 0; });
+  Await("credit to be returned", [&] { return counters().credit_bytes == 0; });
 }
 
 TEST_F(OverloadTest, ManyLanesTakeNoMoreOfTheStagingMemoryThanFour) {
@@ -279,14 +275,14 @@ TEST_F(OverloadTest, AStreamThatWasFencedAndIsNotReadIsCancelled) {
   const v1::OpenSessionResponse session = OpenSession(stubs_, "wide", "mute");
   ComputeStream mute(stubs_, session);
   ASSERT_TRUE(mute.Send(MakeChunk(1, 1, 1000, kVocab, kWide, 3)));
-  WaitUntil([&] { return counters().payload_bytes_out > 0; });
+  Await("answers to be sent", [&] { return counters().payload_bytes_out > 0; });
   AwaitQuiet();
   Stubs elsewhere(server_.Channel());
   ComputeStream next(elsewhere, session);
   EXPECT_EQ(counters().live_streams, 2) << "16 MB are more than is on its way unasked";
   server_.server().Tick();
   server_.server().Tick();
-  WaitUntil([&] { return counters().live_streams == 1; });
+  Await("streams to come or go", [&] { return counters().live_streams == 1; });
   EXPECT_EQ(next.ready().marks().accepted(), 1U);
 }
 
@@ -298,7 +294,7 @@ TEST_F(OverloadTest, StreamsBeyondTheLimitAreRefusedUntilOneEnds) {
     contexts.push_back(std::make_unique<grpc::ClientContext>());
     const int64_t before = counters().live_streams;
     silent.push_back(stubs_.losses->Compute(contexts.back().get()));
-    WaitUntil([&] { return counters().live_streams > before; });
+    Await("streams to come or go", [&] { return counters().live_streams > before; });
   }
   ComputeStream refused(stubs_, session);
   const grpc::Status status = refused.Finish();
@@ -306,7 +302,7 @@ TEST_F(OverloadTest, StreamsBeyondTheLimitAreRefusedUntilOneEnds) {
   EXPECT_THAT(status.error_message(), ::testing::HasSubstr("--max_streams"));
   EXPECT_GE(RetryDelay(status), absl::Seconds(1));
   contexts.front()->TryCancel();
-  WaitUntil([&] { return counters().live_streams < 20; });
+  Await("streams to come or go", [&] { return counters().live_streams < 20; });
   ComputeStream taken(stubs_, session);
   EXPECT_TRUE(taken.Compute(Marked(1, 4, 1)).has_value());
   for (const auto& context : contexts) context->TryCancel();

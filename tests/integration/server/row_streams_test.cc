@@ -3,14 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/integration/server/test_server.h"
+#include "tests/support/wait.h"
 
 namespace lossd::testing::row_streams_test {
 namespace {
@@ -82,9 +81,7 @@ class RowStreamsTest : public ::testing::Test {
     return memory;
   }
   void AwaitStreams(int64_t count) {
-    while (server_->engine().row_streams().Total().streams != count) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    Await("streams to come or go", [&] { return server_->engine().row_streams().Total().streams == count; });
   }
   grpc::Status Open(int32_t lanes) {
     v1::OpenSessionRequest request;

@@ -10,7 +10,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,6 +17,7 @@
 #include "tests/integration/server/test_server.h"
 #include "tests/integration/tls/certificates.h"
 #include "tests/proxy/fault_proxy.h"
+#include "tests/support/wait.h"
 
 namespace lossd::tls_test {
 namespace {
@@ -125,7 +125,8 @@ TEST_F(TlsTest, CallsWhoseBytesAreDamagedOnTheWayAreMadeAgain) {
   ASSERT_TRUE(head.ok()) << head.status();
   const std::vector<float> weights = RandomFloats(kVocab * kHidden, 1);
   std::vector<float> read(weights.size());
-  while (proxy.faults() < 12) {
+  for (int round = 0; proxy.faults() < 12; ++round) {
+    ASSERT_LT(round, 10'000) << "without enough faults";
     const auto written = head->WriteWeights(DataType::kFloat32, weights.data());
     ASSERT_TRUE(written.ok()) << written.status();
     const auto version = head->ReadWeights(DataType::kFloat32, read.data());
@@ -171,12 +172,10 @@ TEST_F(TlsTest, AReplacedCertificateIsServedToNewConnectionsWhileSessionsGoOn) {
   // The new authority is unknown to what the server showed so far: this works once it shows the new one.
   ClientOptions options;
   options.tls = TlsOptions{.ca_certificates = files_.Certificate("new_ca")};
-  absl::StatusOr<std::unique_ptr<Client>> after = Client::Connect(server->target(), options);
-  for (int attempt = 0; !after.ok() && attempt < 600; ++attempt) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    after = Client::Connect(server->target(), options);
-  }
-  ASSERT_TRUE(after.ok()) << after.status();
+  absl::StatusOr<std::unique_ptr<Client>> after = absl::UnknownError("");
+  testing::Await(
+      "the new certificate", [&] { return (after = Client::Connect(server->target(), options)).ok(); },
+      std::chrono::milliseconds(50));
   EXPECT_TRUE((*after)->Status().ok());
   EXPECT_TRUE(data.Compute(*session).ok());
   EXPECT_EQ(session->reconnects(), 0);
@@ -204,9 +203,9 @@ TEST_F(TlsTest, AReplacedClientCertificateIsShownByNewConnections) {
   former.tls = TlsOptions{.ca_certificates = files_.Certificate("ca"),
                           .certificate = files_.Certificate("former_client"),
                           .key = files_.Key("former_client")};
-  while (Client::Connect(server->target(), former).ok()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until the server has seen its file
-  }
+  testing::Await(
+      "the server to see its file", [&] { return !Client::Connect(server->target(), former).ok(); },
+      std::chrono::milliseconds(50));
   files_.Replace("client", "new_client");
   // A session's stream is a connection of its own; it is made again until the client has seen its files.
   Data data;

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "tests/support/wait.h"
 
 namespace lossd::ending_processes_test {
 namespace {
@@ -88,9 +89,8 @@ TEST(EndingProcesses, TheKernelTellsWhoHasBegunToEnd) {
   EXPECT_FALSE(HasBegunToEnd(child));
   EXPECT_THAT(EndingProcesses(), IsEmpty());
   ASSERT_EQ(kill(child, SIGKILL), 0);
-  while (!HasBegunToEnd(child)) {
-  }
-  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  testing::Await("the end to begin", [child] { return HasBegunToEnd(child); });
+  testing::AwaitEnd("the child to end", child);
   EXPECT_FALSE(HasBegunToEnd(child));
 }
 

@@ -17,7 +17,7 @@ using ::testing::Not;
 class GroupToken : public ::testing::Test {
  protected:
   std::string File(const std::string& text, std::filesystem::perms others = std::filesystem::perms::none) {
-    const std::string path = testing::TempDir() + "/group_token";
+    const std::string path = ::testing::TempDir() + "/group_token";
     std::filesystem::remove(path);
     std::ofstream(path) << text;
     std::filesystem::permissions(path, std::filesystem::perms::owner_read | others);
@@ -53,11 +53,11 @@ TEST_F(GroupToken, WhatCanBeGuessedOrIsNoWordIsNoneAndIsNotQuoted) {
   EXPECT_THAT(WhyNot(File("0123456789 abcdef")), AllOf(HasSubstr("one word"), Not(HasSubstr("0123"))));
   EXPECT_THAT(WhyNot(File(std::string(20, '\0'))), HasSubstr("one word"));
   EXPECT_THAT(WhyNot(File(std::string(5000, 'x'))), HasSubstr("one word"));
-  EXPECT_THAT(WhyNot(testing::TempDir()), HasSubstr("is no file"));
+  EXPECT_THAT(WhyNot(::testing::TempDir()), HasSubstr("is no file"));
 }
 
 TEST_F(GroupToken, APipeIsNoFileAndNotWaitedFor) {
-  const std::string path = testing::TempDir() + "/group_token_pipe";
+  const std::string path = ::testing::TempDir() + "/group_token_pipe";
   std::filesystem::remove(path);
   ASSERT_EQ(mkfifo(path.c_str(), S_IRUSR | S_IWUSR), 0);
   EXPECT_THAT(WhyNot(path), HasSubstr("is no file"));

@@ -10,11 +10,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::telemetry::collect_test {
 namespace {
+
+using testing::Await;
 
 using engine::EngineFixture;
 
@@ -24,7 +27,7 @@ engine::HeadConfig WithOptimizer() {
   return config;
 }
 
-class CollectTest : public testing::Test, protected EngineFixture {
+class CollectTest : public ::testing::Test, protected EngineFixture {
  protected:
   explicit CollectTest(engine::FakeOptions device = {})
       : EngineFixture({}, std::move(device), WithOptimizer()) {}
@@ -69,7 +72,7 @@ TEST_F(CollectTest, SeriesOfAHeadAreThereAsLongAsTheHeadIs) {
   head.reset();
   ASSERT_TRUE(
       engine->DeleteHead("h", engine::Head::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
-  released.get_future().wait();
+  Await("the head to be released", released);
   for (const auto& [series, value] : Read()) EXPECT_FALSE(absl::StrContains(series, "head=\"h\"")) << series;
 }
 
@@ -127,7 +130,7 @@ TEST_F(CollectTest, AStepFreezesAndIsNoFlush) {
   EXPECT_EQ(Phase(), "freezing");
   EXPECT_EQ(Value("lossd_head_flush_age_seconds{head=\"h\"}"), 0);
   gate.LetThrough();
-  stepped.get_future().wait();
+  Await("the step", stepped);
   EXPECT_EQ(Phase(), "open");
   EXPECT_EQ(Value("lossd_step_seconds_count"), 1);
   EXPECT_EQ(Value("lossd_head_window_age_seconds{head=\"h\"}"), 0);
@@ -156,7 +159,7 @@ TEST_F(CollectTest, ThePeakOfReservedMemoryStays) {
   head.reset();
   ASSERT_TRUE(
       engine->DeleteHead("h", engine::Head::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
-  released.get_future().wait();
+  Await("the head to be released", released);
   EXPECT_EQ(Value("lossd_memory_reserved_peak_bytes"), reserved);
   EXPECT_EQ(Value("lossd_memory_free_bytes"), Value("lossd_memory_limit_bytes"));
 }

@@ -48,7 +48,7 @@ TEST(GpuSensorsTest, WhatTheGpuDoesNotTellIsNoMetric) {
   EXPECT_TRUE(readings.temperature_celsius.has_value());
 }
 
-class GpuMetricsTest : public testing::Test, protected engine::EngineFixture {};
+class GpuMetricsTest : public ::testing::Test, protected engine::EngineFixture {};
 
 TEST_F(GpuMetricsTest, AreAmongTheOthersWhereThereIsAGpu) {
   const ServiceCounters counters({});

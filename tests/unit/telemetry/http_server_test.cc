@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc/transport/listener.h"
+#include "tests/support/wait.h"
 
 namespace lossd::telemetry::http_server_test {
 namespace {
@@ -64,7 +65,7 @@ class Connection {
   const int socket_;
 };
 
-class HttpServerTest : public testing::Test {
+class HttpServerTest : public ::testing::Test {
  protected:
   HttpServerTest() {
     HttpServer::Pages pages;
@@ -124,7 +125,7 @@ TEST_F(HttpServerTest, OtherPathsAreNotFoundWhateverTheyLookLike) {
   for (const char* path :
        {"/", "/pag", "/page/", "/page/x", "/../page/..", "/%2e%2e/etc/passwd", "//etc/passwd"}) {
     const std::string answer = Ask(absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: here\r\n\r\n"));
-    EXPECT_THAT(answer, testing::AnyOf(StartsWith("HTTP/1.1 404 "), StartsWith("HTTP/1.1 400 "))) << path;
+    EXPECT_THAT(answer, ::testing::AnyOf(StartsWith("HTTP/1.1 404 "), StartsWith("HTTP/1.1 400 "))) << path;
     EXPECT_THAT(answer, Not(HasSubstr("root:"))) << path;
   }
   EXPECT_THAT(Ask("GET /nothing HTTP/1.1\r\nHost: here\r\n\r\n"), HasSubstr("/page\n"));
@@ -207,10 +208,11 @@ TEST_F(HttpServerTest, ACrowdOfSlowClientsDoesNotHoldUpOthers) {
 TEST_F(HttpServerTest, AClientThatDribblesIsHungUpOn) {
   const Connection slow(port());
   slow.Send("GET /page HTTP/1.1\r\nHost: here\r\nX: ");
-  while (!slow.HungUpOn()) {
+  testing::Await("the server to hang up", [&] {
     slow.Send("a");
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+    return slow.HungUpOn();
+  });
   EXPECT_THAT(slow.ReadAll(), Not(HasSubstr("200")));
   EXPECT_EQ(made_, 0);
 }
