@@ -26,6 +26,7 @@ from access_support import HEALTH, TOKENS, Certificates, bearer, write_tokens
 from http2 import CallFlood
 from lossd.v1 import status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
+from waiting import PATIENCE
 
 from group_support import epochs
 
@@ -172,13 +173,14 @@ def attack(args, way, name, calls):
         before = attacked.bytes()
         result = multiprocessing.Queue()
         process = multiprocessing.Process(target=flood, args=(attacked.address, attacked.path, lambda: way.make_tls(name), calls,
-                                                              args.seconds, args.connections, result))
+                                                              args.seconds, args.connections, result), daemon=True)
         process.start()
-        waited, longest = client.ask_while(process.is_alive)
-        process.join()
+        at_most = time.monotonic() + args.seconds + PATIENCE
+        waited, longest = client.ask_while(lambda: process.is_alive() and time.monotonic() < at_most)
+        process.join(0)
         if process.exitcode != 0:
             sys.exit(f"{name}: the process of the flood ended with {process.exitcode}")
-        sent = result.get()
+        sent = result.get(timeout=PATIENCE)
         client.ask()
         report = {"way": name, "calls": calls, "sent": sent["calls"],
                   "connections": sent["connections"], "cut_off": attacked.cut_off(),

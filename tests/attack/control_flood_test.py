@@ -18,6 +18,7 @@ from pathlib import Path
 
 from call_flood_test import LEAST_CALLS, flood
 from lossd_server import free_port
+from waiting import PATIENCE
 
 from replica_servers import ReplicaServer, until, write_token
 
@@ -62,15 +63,16 @@ def attack(args, folder):
         until(lambda: "did not join" in first.log() or not first.running())
         result = multiprocessing.Queue()
         process = multiprocessing.Process(target=flood,
-                                          args=(leader, JOIN, lambda: None, "reset", args.seconds, args.connections, result))
+                                          args=(leader, JOIN, lambda: None, "reset", args.seconds, args.connections, result),
+                                          daemon=True)
         with MostThreads(first.pid) as threads:
             process.start()
             time.sleep(args.seconds / 2)
             second.begin()
-            process.join()
+            process.join(args.seconds + PATIENCE)
         for server in (first, second):
             server.await_serving()
-        return result.get()["calls"], threads.before, threads.most
+        return result.get(timeout=PATIENCE)["calls"], threads.before, threads.most
     finally:
         for server in (first, second):
             server.kill()

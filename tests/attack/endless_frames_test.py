@@ -87,7 +87,7 @@ def peak_bytes(pid, field="VmHWM"):
 
 def start_flood(server, connections, late, nice):
     over, result = multiprocessing.Event(), multiprocessing.Queue()
-    flooding = multiprocessing.Process(target=flood, args=(server.target, connections, late, nice, over, result))
+    flooding = multiprocessing.Process(target=flood, args=(server.target, connections, late, nice, over, result), daemon=True)
     flooding.start()
     return flooding, over, result
 
@@ -118,7 +118,7 @@ def attack(args, connections):
         finally:
             over.set()
         sent = result.get(timeout=PATIENCE)
-        flooding.join()
+        flooding.join(PATIENCE)
         print(f"connections {connections}  sent_mib {sent['sent'] >> 20}  ended {sent['ended']}  "
               f"new_longest_ms {1e3 * max(anew):.1f}  there_longest_ms {1e3 * max(there):.1f}  "
               f"growth_mib {growth / 2**20:.1f}", flush=True)
@@ -144,7 +144,7 @@ def attack_with_bursts(args):
         ask_anew(server.target)
         before = peak_bytes(server.pid, "VmPeak")
         sent, over = multiprocessing.Event(), multiprocessing.Event()
-        flooding = multiprocessing.Process(target=send_bursts, args=(server.target, sent, over))
+        flooding = multiprocessing.Process(target=send_bursts, args=(server.target, sent, over), daemon=True)
         flooding.start()
         while not sent.wait(1):
             if not flooding.is_alive():
@@ -152,7 +152,7 @@ def attack_with_bursts(args):
         time.sleep(0.5)  # for what was sent last to be read
         growth = peak_bytes(server.pid, "VmPeak") - before
         over.set()
-        flooding.join()
+        flooding.join(PATIENCE)
         print(f"bursts  growth_mib {growth / 2**20:.1f}", flush=True)
         ask_anew(server.target)
         check(server, LEAST_SENT, growth)

@@ -123,7 +123,7 @@ class Hosts:
                 sys.executable, Path(__file__).with_name("wire.py"), f"--delay_ms={self._delay_ms}",
                 *(f"{name}={address}" for name, address in zip(self._names, self._addresses)),
                 log=folder / "wire", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-            namespaces = json.loads(self._wire.stdout.readline() or self._wire_ended())
+            namespaces = json.loads(self._wire.read_line() or self._wire_ended())
             for number, (name, address) in enumerate(zip(self._names, self._addresses)):
                 files = {kind: f"/proc/{self._wire.pid}/fd/{descriptor}" for kind, descriptor in namespaces.get(name, {}).items()}
                 self._hosts.append(Host(number - 1, name, address, files))
@@ -174,5 +174,5 @@ class Hosts:
         self._cut = cut
         self._wire.stdin.write(json.dumps({"cut": sorted(cut)}) + "\n")
         self._wire.stdin.flush()
-        if not self._wire.stdout.readline():
+        if not self._wire.read_line():
             self._wire_ended()

@@ -95,7 +95,7 @@ class HostsTest(unittest.TestCase):
         reads, writes = os.pipe()
         with Program(sys.executable, __file__, "hang", log=os.devnull, stdout=subprocess.PIPE, pass_fds=[writes], text=True) as program:
             os.close(writes)
-            self.assertEqual(program.stdout.readline(), "hangs\n")
+            self.assertEqual(program.read_line(), "hangs\n")
             program.kill()
             nobody_has_the_other_end, _, _ = select.select([reads], [], [], PATIENCE)
             self.assertTrue(nobody_has_the_other_end)

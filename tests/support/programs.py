@@ -2,6 +2,7 @@
 when its test ends, whatever the end is."""
 import atexit
 import contextlib
+import select
 import signal
 import subprocess
 import sys
@@ -29,6 +30,23 @@ def run(*command, **options):
 
 class StillRuns(AssertionError):
     """A program that did not end in time."""
+
+
+def stacks(pid):
+    """Where the threads of a process are: by gdb, and without it, or without the right to use it, by what the kernel tells."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        traced = run("gdb", "-p", pid, "-batch", "-ex", "set print frame-arguments none", "-ex", "thread apply all bt 16", timeout=60)
+        if lines := [line[:200] for line in traced.stdout.splitlines() if line.startswith(("Thread ", "#"))]:
+            return "\n".join(lines)
+    return "\n".join(_of_kernel(task) for task in sorted(Path(f"/proc/{pid}/task").glob("*")))
+
+
+def _of_kernel(task):
+    told = [task.name]
+    for name in ("comm", "wchan", "syscall", "stack"):
+        with contextlib.suppress(OSError):
+            told.append((task / name).read_text(errors="replace").strip())
+    return "  ".join(told)
 
 
 class Program:
@@ -61,6 +79,12 @@ class Program:
     def stdout(self):
         return self._process.stdout
 
+    def read_line(self):
+        """The next line of its standard output, which it writes line by line."""
+        if not select.select([self.stdout], [], [], PATIENCE)[0]:
+            raise StillRuns(f"{self._process.args[0]} has said nothing for {PATIENCE} s:\n{self.last_words()}")
+        return self.stdout.readline()
+
     def poll(self):
         """The exit status, or None while it runs."""
         return self._process.poll()
@@ -77,7 +101,8 @@ class Program:
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise StillRuns(f"{self._process.args[0]} still runs after {seconds} s:\n{self.last_words()}") from None
+            still = f"{self._process.args[0]} still runs after {seconds} s:\n{self.last_words()}"
+            raise StillRuns(f"{still}\nIts threads:\n{stacks(self.pid)}" if seconds >= PATIENCE else still) from None
         _started.discard(self._process)
         return status
 

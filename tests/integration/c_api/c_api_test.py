@@ -58,7 +58,7 @@ class CApiTest(unittest.TestCase):
     def kill_under(self, name, restart):
         with Program(PROGRAM, name, self.target, log=self.server.folder / name, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                      text=True) as program:
-            self.assertEqual(program.stdout.readline(), "ready\n")
+            self.assertEqual(program.read_line(), "ready\n")
             self.server.kill()
             if restart:
                 self.server.start()

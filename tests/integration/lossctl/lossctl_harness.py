@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import select
 import struct
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import unittest
 
 from lossd_server import LossdServer
 from programs import run
+from waiting import PATIENCE
 
 LOSSD, LOSSCTL, WINDOW_FILLER = sys.argv[1:4]
 del sys.argv[1:4]
@@ -32,7 +34,7 @@ def read_to_end(terminal):
     """All that was written on the other side, until that is closed; it arrives in pieces. Closes this one."""
     text = b""
     with contextlib.suppress(OSError):  # EIO: there is no more
-        while piece := os.read(terminal, 65536):
+        while select.select([terminal], [], [], PATIENCE)[0] and (piece := os.read(terminal, 65536)):
             text += piece
     os.close(terminal)
     return text

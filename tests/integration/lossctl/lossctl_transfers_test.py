@@ -255,8 +255,8 @@ class LoadAndSave(LossctlTest):
                      stdout=subprocess.PIPE, cwd=self.folder, env=self.environment(LC_ALL="C.UTF-8")) as process:
             os.close(ours)
             text = read_to_end(terminal).decode()
-            result = process.stdout.read()
             self.assertEqual(process.wait(), 0)
+            result = process.stdout.read()
         self.assertIn("loading watched  ", text)
         self.assertIn("100 %", text)
         self.assertIn("█", text)

@@ -100,7 +100,7 @@ class Strangers(unittest.TestCase):
             self.assertEqual(next(watch).status, NOT_SERVING)
             rows.put(second)
             rows.put(None)
-            self.assertEqual(writing.result().rows_received, 4)
+            self.assertEqual(writing.result(PATIENCE).rows_received, 4)
             self.assertEqual(server.wait(), 0)
 
 
@@ -129,7 +129,7 @@ class HangUp(unittest.TestCase):
                 server.signal(signal.SIGHUP)
             rows.put(None)
             requests.put(None)
-            self.assertEqual(writing.result().rows_received, 4)
+            self.assertEqual(writing.result(PATIENCE).rows_received, 4)
             self.assertEqual(server.wait(), 0)
 
     def test_it_ends_nothing_before_the_server_serves(self):

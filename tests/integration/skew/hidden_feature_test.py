@@ -13,6 +13,7 @@ import grpc
 import lossd
 import numpy as np
 from lossd_server import LossdServer
+from waiting import PATIENCE
 
 BINARY, STUBS = sys.argv.pop(1), sys.argv.pop(1)
 lossd.__path__.append(os.path.join(STUBS, "lossd"))  # the generated lossd.v1, beside the package of the same name
@@ -60,7 +61,7 @@ class Proxy(grpc.GenericRpcHandler):
         return sum(path.endswith("/" + method) for path in self.paths)
 
     def stop(self):
-        self._server.stop(None).wait()
+        self._server.stop(None).wait(PATIENCE)
         self._channel.close()
 
 
