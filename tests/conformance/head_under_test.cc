@@ -1,12 +1,16 @@
 #include "tests/conformance/head_under_test.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "kernels/shard.h"
+#include "tests/support/wait.h"
 #include "tests/unit/kernels/cpu_results.h"
 
 namespace lossd::engine::testing {
@@ -18,6 +22,15 @@ std::vector<float> Widened(DataType type, const void* values, int64_t count) {
   std::vector<float> wide(static_cast<size_t>(count));
   kernels::Convert(type, values, DataType::kFloat32, wide.data(), count);
   return wide;
+}
+
+void PollUntil(Device* device, std::string_view what, const std::function<bool()>& ready) {
+  const auto polled = [&] {
+    device->Poll();
+    std::this_thread::yield();
+    return ready();
+  };
+  lossd::testing::Await(what, polled, std::chrono::microseconds(0));
 }
 
 // A part of an array that has all rows, or none.
@@ -145,7 +158,8 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
          .returns = returns.Pointers(),
          .dx = has_dx ? dx.data() : nullptr});
   }
-  while (device_->BatchesUnderWay() >= device_->MostBatches()) device_->Poll();
+  PollUntil(device_, "room for a batch",
+            [this] { return device_->BatchesUnderWay() < device_->MostBatches(); });
   const auto take = [this](size_t number) {
     EXPECT_FALSE(done_.has_value());
     told_.push_back(number);
@@ -166,10 +180,7 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
 }
 
 std::vector<ChunkOutput> BatchUnderWay::Await() {
-  while (!done_.has_value()) {
-    device_->Poll();
-    std::this_thread::yield();
-  }
+  PollUntil(device_, "the batch", [this] { return done_.has_value(); });
   EXPECT_TRUE(done_->ok()) << *done_;
   EXPECT_EQ(told_.size(), chunks_.size());
   EXPECT_TRUE(std::is_sorted(told_.begin(), told_.end()));

@@ -9,19 +9,20 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "server/engine/common/random_id.h"
 #include "server/engine/engine.h"
 #include "tests/conformance/rank_threads.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::testing::held_chunks_test {
 namespace {
 
+using lossd::testing::Await;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -63,7 +64,7 @@ class HeldChunksTest : public ::testing::Test {
     std::promise<bool> published;
     head_->CommitWrite(write,
                        [&](const absl::StatusOr<uint64_t>& version) { published.set_value(version.ok()); });
-    EXPECT_TRUE(published.get_future().get());
+    EXPECT_TRUE(Await("weights to be published", published));
   }
 
   LaneAttachment Attach(int32_t lane) { return *head_->AttachLane(session_, lane, listener_); }
@@ -96,14 +97,14 @@ class HeldChunksTest : public ::testing::Test {
     return head_->Submit(lane, chunk, [] { ADD_FAILURE() << "it was taken"; }).status();
   }
   void AwaitReleased(int32_t rank) {
-    while (payloads_(rank).count() > 0) std::this_thread::yield();
+    Await("what the rank holds to be released", [&] { return payloads_(rank).count() == 0; });
   }
   std::vector<float> Gradient() {
     engine_->WaitIdle();
     std::promise<absl::StatusOr<FlushInfo>> begun;
     head_->BeginFlush(1, head_->Info().window_marks, 1.0f,
                       [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
-    const absl::StatusOr<FlushInfo> flush = begun.get_future().get();
+    const absl::StatusOr<FlushInfo> flush = Await("the flush to begin", begun);
     EXPECT_TRUE(flush.ok()) << flush.status();
     std::vector<float> dw(kVocab * kHidden);
     head_->ReadGradient(flush->flush_id, 0, kVocab, kernels::DataType::kFloat32, {dw.data()},

@@ -28,6 +28,7 @@
 #include "server/rpc/group/answer_wire.h"
 #include "server/rpc/group/command_wire.h"
 #include "tests/conformance/held_device.h"
+#include "tests/support/wait.h"
 
 namespace lossd::engine::testing {
 namespace {
@@ -47,7 +48,7 @@ class Meeting {
     said.resize(ranks_);
     said[rank] = std::move(own);
     changed_.notify_all();
-    changed_.wait(lock, [&said] {
+    lossd::testing::Await("all ranks to meet", changed_, lock, [&said] {
       return std::all_of(said.begin(), said.end(), [](const auto& one) { return one.has_value(); });
     });
     std::vector<std::string> all;
@@ -187,7 +188,7 @@ class RankThreads : public RankChannel {
     absl::Status first;
     int32_t rank = 0;
     for (std::future<absl::Status>& done : Post(command)) {
-      const absl::Status status = done.get();
+      const absl::Status status = lossd::testing::Await("a rank's answer", std::move(done));
       ++rank;
       if (!status.ok() && first.ok()) {
         first = absl::Status(status.code(), absl::StrCat("rank ", rank, ": ", status.message()));
