@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "tests/support/wait.h"
 #include "tests/unit/client/fake_values.h"
 
 namespace lossd::testing {
@@ -87,7 +88,9 @@ bool FakeServer::TakeChunk(const v1::Chunk& chunk, const Stream& stream, Writer*
   observed_.chunks.push_back(chunk);
   const int attempt = attempts_[{stream.client_key, stream.lane, chunk.sequence()}]++;
   const Fate fate = on_chunk ? on_chunk(chunk.sequence(), attempt) : Fate::kTake;
-  if (fate == Fate::kStall) chunk_done_.wait(lock, [this] { return shut_down_ || stalled_until(); });
+  if (fate == Fate::kStall) {
+    Await("the end of a stall", chunk_done_, lock, [this] { return shut_down_ || stalled_until(); });
+  }
   const bool goes_on = DealWith(chunk, fate, stream, writer, status);
   chunk_done_.notify_all();
   return goes_on;

@@ -118,7 +118,7 @@ TEST_F(InterruptedCallTest, ACallWithoutTensorsIsCutShort) {
   });
   EXPECT_EQ(client_->Status().status().code(), absl::StatusCode::kCancelled);
   interrupter.join();
-  EXPECT_EQ(computing.get().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(testing::Await("the batch", std::move(computing)).code(), absl::StatusCode::kCancelled);
 }
 
 TEST_F(InterruptedCallTest, ASilentServerIsNoticedWithinCallTimeout) {
@@ -151,7 +151,7 @@ TEST_F(InterruptedCallTest, ABusyServerIsWaitedFor) {
   Session other = Open("other");
   Data one(1);
   EXPECT_TRUE(other.Compute(one.batch(), one.outputs()).ok());
-  EXPECT_TRUE(computing.get().ok());
+  EXPECT_TRUE(testing::Await("the batch", std::move(computing)).ok());
 }
 
 }  // namespace

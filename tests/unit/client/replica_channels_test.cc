@@ -155,7 +155,7 @@ TEST_F(TwoAddressesTest, OneThatFallsSilentIsLeftForAnother) {
   const auto status = client_->Status();
   EXPECT_TRUE(status.ok()) << status.status();
   // What it had accepted may be lost with it.
-  EXPECT_TRUE(IsWindowLost(computing.get()));
+  EXPECT_TRUE(IsWindowLost(testing::Await("the batch", std::move(computing))));
   go_on.set_value();
 }
 

@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "server/rpc/calls/call_record.h"
 #include "server/rpc/calls/methods.h"
+#include "tests/support/wait.h"
 
 namespace lossd::rpc::call_reports_test {
 namespace {
@@ -62,11 +65,13 @@ TEST_F(CallReportsTest, ACallIsUnderWayUntilItEnds) {
 TEST_F(CallReportsTest, WhoSeesThatNothingIsUnderWaySeesTheErrorsToo) {
   telemetry::RpcMethod* const method = reports_.Find(kPath);
   constexpr int kCalls = 2000;
+  const auto spin_until = [](std::string_view what, auto ready) {
+    lossd::testing::Await(what, ready, std::chrono::microseconds(0));
+  };
   std::atomic<int> begun = 0;
   std::thread service([&] {
     for (int call = 1; call <= kCalls; ++call) {
-      while (begun < call) {
-      }
+      spin_until("a call", [&] { return begun >= call; });
       reports_.End(method, {.code = kNotFound, .message = std::to_string(call)});
     }
   });
@@ -74,8 +79,7 @@ TEST_F(CallReportsTest, WhoSeesThatNothingIsUnderWaySeesTheErrorsToo) {
   for (int call = 1; call <= kCalls; ++call) {
     reports_.Begin(method);
     begun = call;
-    while (method->in_flight != 0) {
-    }
+    spin_until("its end", [&] { return method->in_flight == 0; });
     const std::vector<telemetry::RecentError> errors = counters_.errors.Read();
     if (errors.empty() || errors[0].message != std::to_string(call)) ++missed;
   }
