@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "server/engine/device/cuda/cuda_device.h"
+#include "tests/support/wait.h"
 #include "tests/unit/engine/end_flush.h"
 
 namespace lossd::engine {
@@ -83,14 +84,14 @@ std::vector<float> CudaEngine::TakeGradient() const {
   const HeadInfo info = head->Info();
   head->BeginFlush(info.generation, info.window_marks, 1.0f,
                    [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
-  const absl::StatusOr<FlushInfo> flush = begun.get_future().get();
+  const absl::StatusOr<FlushInfo> flush = lossd::testing::Await("the flush to begin", begun);
   EXPECT_TRUE(flush.ok()) << flush.status();
   if (!flush.ok()) return {};
   std::vector<float> gradient(static_cast<size_t>(info.config.elements()));
   std::promise<absl::Status> read;
   head->ReadGradient(flush->flush_id, 0, info.config.vocab_size, kernels::DataType::kFloat32,
                      {gradient.data()}, [&](absl::Status status) { read.set_value(std::move(status)); });
-  const absl::Status status = read.get_future().get();
+  const absl::Status status = lossd::testing::Await("the gradient", read);
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_TRUE(CommitFlush(*head, flush->flush_id).ok());
   return gradient;

@@ -9,6 +9,7 @@
 
 #include "tests/gpu/cuda_engine.h"
 #include "tests/gpu/trap.h"
+#include "tests/support/wait.h"
 
 namespace lossd::engine::cuda_failure_test {
 namespace {
@@ -50,9 +51,9 @@ TEST(CudaFailure, EndsEveryStreamOnceAndLeavesNothingHanging) {
   const HeadInfo info = cuda->head->Info();
   cuda->head->BeginFlush(info.generation, info.window_marks, 1.0f,
                          [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
-  EXPECT_FALSE(begun.get_future().get().ok());
+  EXPECT_FALSE(lossd::testing::Await("the flush to begin", begun).ok());
 
-  EXPECT_EQ(failed.get_future().get().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(lossd::testing::Await("the failure", failed).code(), absl::StatusCode::kInternal);
   cuda->engine->WaitIdle();
   for (const Stream& stream : streams) {
     ASSERT_TRUE(stream.listener->ended().has_value());

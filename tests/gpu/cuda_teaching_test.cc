@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "server/engine/device/cuda/cuda_pipeline.h"
 #include "tests/gpu/cuda_engine.h"
+#include "tests/support/wait.h"
 #include "tests/unit/kernels/cpu_results.h"
 
 namespace lossd::engine::cuda_teaching_test {
@@ -204,7 +205,7 @@ TEST_P(CudaTeaching, ATeacherThatIsDeletedWhileItsBatchIsUnderWayIsThereUntilIts
   std::promise<void> released;
   ASSERT_TRUE(
       cuda_->engine->DeleteHead("t", Engine::DiscardGradient::kNo, [&] { released.set_value(); }).ok());
-  released.get_future().wait();
+  lossd::testing::Await("the head to be released", released);
   const ChunkAnswer after = stream.listener->AwaitAnswers(2)[1];
   if (after.disposition == Disposition::kRejected) return;  // it was not started before
   EXPECT_EQ(after.losses, before.losses);
