@@ -11,6 +11,7 @@ from types import TracebackType
 import grpc
 import numpy as np
 from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc, types_pb2
+from programs import join
 from streaming import F32, chunk_request, create_head, open_session, start_request
 from waiting import wait_until
 
@@ -101,7 +102,7 @@ class Training:
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._failure: Exception | None = None
         self.rounds = 0
 
@@ -148,6 +149,6 @@ class Training:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
-        self._thread.join()
+        join([self._thread])
         if self._failure and not error:
             raise self._failure

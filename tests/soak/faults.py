@@ -57,7 +57,7 @@ class Proxies:
             arguments += ["--lanes", target]
         self.process = at_end.enter_context(Program(*arguments, log=page_path.with_name("proxies"), stdin=subprocess.PIPE,
                                                     stdout=subprocess.PIPE, text=True))
-        self.ports: list[int] = json.loads(self.process.stdout.readline())["ports"]
+        self.ports: list[int] = json.loads(self.process.read_line())["ports"]
         self.seen: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._count, daemon=True)
         self._thread.start()

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import lossd
 from clients import Client, Intruder, PairTrainer, Reader, RegionTrainer, Stepper, Trainer, Visitor
+from programs import join
 from server import SoakServer
 from waiting import wait_until
 
@@ -140,8 +141,7 @@ class Soak:
     def leave(self) -> None:
         for client in self.clients:
             client.stopping.set()
-        for client in self.clients:
-            client.join()
+        join(self.clients)
         self.check()
 
     def await_nothing_held(self) -> dict[str, float]:

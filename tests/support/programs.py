@@ -2,6 +2,7 @@
 when its test ends, whatever the end is."""
 import atexit
 import contextlib
+import faulthandler
 import select
 import signal
 import subprocess
@@ -47,6 +48,18 @@ def _of_kernel(task):
         with contextlib.suppress(OSError):
             told.append((task / name).read_text(errors="replace").strip())
     return "  ".join(told)
+
+
+def join(threads):
+    """Waits for the end of threads. Where one does not end, the failure says where this process and all programs are."""
+    def last():
+        return [thread.name for thread in threads if thread.is_alive()]
+    try:
+        wait_until(lambda: not last(), lambda: f"the end of {last()}")
+    except AssertionError as error:
+        faulthandler.dump_traceback()
+        programs = [f"{each.args[0]}:\n{stacks(each.pid)}" for each in _started if each.poll() is None]
+        raise AssertionError("\n".join([str(error), *programs])) from None
 
 
 class Program:

@@ -22,6 +22,7 @@ import grpc
 import lossd
 from clients import Connect, PairTrainer, RegionTrainer, Stepper, Trainer
 from lossd_server import free_port
+from programs import join
 from server import SoakServer
 from standard_services import SERVING, health
 from waiting import wait_until
@@ -73,8 +74,7 @@ class Servers(unittest.TestCase):
     def end(self, trainers: list[Trainer]) -> None:
         for trainer in trainers:
             trainer.stopping.set()
-        for trainer in trainers:
-            trainer.join()
+        join(trainers)
         self.check(trainers)
 
     def connection(self, server: SoakServer) -> Connect:

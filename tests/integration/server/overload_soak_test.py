@@ -23,7 +23,7 @@ import grpc
 import numpy as np
 from lossd.v1 import loss_pb2, loss_pb2_grpc
 from lossd_server import LossdServer
-from programs import Program
+from programs import Program, join
 from waiting import PATIENCE
 
 from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
@@ -152,7 +152,7 @@ def soak(args, server):
         for line in reading.stdout:
             rows.append((time.monotonic(), json.loads(line)))
 
-    follower = threading.Thread(target=follow)
+    follower = threading.Thread(target=follow, daemon=True)
     follower.start()
     try:
         begin = time.monotonic()
@@ -179,7 +179,7 @@ def soak(args, server):
         mute.kill()
         await_at_most(server, live_streams=args.clients - half)
         reading.stop()
-        follower.join()
+        join([follower])
         await_at_most(server, live_streams=0, queued_chunks=0, credit_bytes=0, sessions=0, staging_reserved_bytes=0)
     finally:
         for process in (mute, reading):
