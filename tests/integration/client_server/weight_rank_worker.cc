@@ -11,11 +11,11 @@
 #include <fstream>
 #include <iostream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "lossd/client.h"
 #include "tests/integration/client_server/weight_ranks.h"
+#include "tests/support/wait.h"
 
 namespace lossd::testing {
 namespace {
@@ -57,12 +57,13 @@ int Run(const std::vector<std::string>& arguments) {
   absl::Status status = write->WriteRows(first_row, rows, DataType::kFloat32, shard.data(), {}, die_half_way);
   if (!status.ok()) return Fail(status);
   // The ranks' barrier.
-  for (;;) {
-    const auto info = head->Info();
-    if (!info.ok()) return Fail(info.status());
-    if (info->staged_rows == vocab || info->weight_version > 0) break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  absl::StatusOr<HeadInfo> info = absl::UnknownError("");
+  const auto all_rows = [&] {
+    info = head->Info();
+    return !info.ok() || info->staged_rows == vocab || info->weight_version > 0;
+  };
+  Await("the other ranks", all_rows, std::chrono::milliseconds(5));
+  if (!info.ok()) return Fail(info.status());
   const auto version = write->Commit();
   if (!version.ok()) return Fail(version.status());
 

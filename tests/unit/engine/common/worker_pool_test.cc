@@ -5,6 +5,7 @@
 #include <atomic>
 #include <future>
 
+#include "absl/synchronization/notification.h"
 #include "server/engine/common/errors.h"
 #include "tests/support/wait.h"
 
@@ -12,14 +13,13 @@ namespace lossd::engine::worker_pool_test {
 namespace {
 
 TEST(WorkerPool, RefusesCallsBeyondItsQueueWithADelayAndTakesThemAgainLater) {
-  std::promise<void> let_go;
-  const std::shared_future<void> gate = let_go.get_future().share();
+  absl::Notification let_go;
   std::promise<void> begun;
   std::atomic<size_t> ran = 0;
   WorkerPool pool(1);
   ASSERT_TRUE(pool.TryRun([&] {
                     begun.set_value();
-                    gate.wait();
+                    testing::Await("the word to go on", let_go);
                     ++ran;
                   })
                   .ok());
@@ -38,7 +38,7 @@ TEST(WorkerPool, RefusesCallsBeyondItsQueueWithADelayAndTakesThemAgainLater) {
   EXPECT_EQ(engine::ReasonOf(refused), engine::RejectReason::kOverload);
   std::promise<void> last;
   pool.Run([&] { last.set_value(); });  // not a client's
-  let_go.set_value();
+  let_go.Notify();
   testing::Await("the last task", last);
   EXPECT_EQ(ran, WorkerPool::kMostWaiting + 1);
   EXPECT_TRUE(pool.TryRun([] {}).ok());
