@@ -29,7 +29,6 @@ target_link_libraries(lossd_test_main PUBLIC GTest::gmock GTest::gtest PRIVATE P
 function(lossd_test)
   cmake_parse_arguments(arg "OPTIMIZED;HERMETIC" "NAME;TIMEOUT;COST" "SOURCES;TESTS;LIBRARIES;LABELS;TSAN" ${ARGN})
   add_executable(${arg_NAME} ${arg_SOURCES})
-  set_target_properties(${arg_NAME} PROPERTIES UNITY_BUILD_BATCH_SIZE 16)  # docs/decisions/0013
   target_link_libraries(${arg_NAME} PRIVATE ${arg_LIBRARIES} lossd_warnings lossd_test_main)
   if(NOT arg_OPTIMIZED)
     target_compile_options(${arg_NAME} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
