@@ -379,7 +379,7 @@ if wants python bench quick "${of_programs[@]}"; then suites=(build "${suites[@]
 beside=() suites_alone=()
 for suite in "${suites[@]}"; do
   case $suite in
-    python | deploy | attack | hosts) beside+=("$suite") ;;
+    conformance | python | deploy | attack | hosts) beside+=("$suite") ;;
     *) suites_alone+=("$suite") ;;
   esac
 done
