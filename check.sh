@@ -196,7 +196,7 @@ suite_hosts() {
 # What finds most mistakes.
 suite_quick() {
   needs_build || return 0
-  run_ctest quick build -L '^core$' -j "$jobs"
+  run_ctest quick build -L '^core$' -j $((2 * jobs))
 }
 suite_model() { labelled_suite model 1; }
 suite_nightly() {
