@@ -19,7 +19,6 @@ using kernels::cuda::Stream;
 
 namespace {
 
-constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
 constexpr int64_t kAlignment = 256;
 // What comes to a replica in one piece, of all others together. NVLink carries it in a fifth of a
 // millisecond, beside which starting an exchange is little; and a slice of a large head has a dozen of them,
@@ -29,7 +28,7 @@ constexpr int64_t kMostPieceBytes = int64_t{64} << 20;
 // The same at every replica.
 int32_t PiecesOf(const SliceLayout& layout, int64_t columns) {
   const int64_t rows = kernels::CeilDivide(layout.rows(), layout.replicas());
-  const int64_t bytes = rows * columns * kFloat * (layout.replicas() - 1);
+  const int64_t bytes = rows * columns * int64_t{sizeof(float)} * (layout.replicas() - 1);
   return static_cast<int32_t>(std::max<int64_t>(1, kernels::CeilDivide(bytes, kMostPieceBytes)));
 }
 
@@ -41,7 +40,7 @@ int64_t HalfBytes(const SliceLayout& layout, int32_t replica, int64_t columns) {
 }  // namespace
 
 int64_t SlicePipeline::ScratchBytes(const SliceLayout& layout, int32_t replica, int64_t columns) {
-  return std::max(2 * HalfBytes(layout, replica, columns), columns * kFloat);
+  return std::max(2 * HalfBytes(layout, replica, columns), columns * int64_t{sizeof(float)});
 }
 
 Result SlicePipeline::Create(int64_t scratch_bytes) {
