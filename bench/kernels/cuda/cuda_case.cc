@@ -17,7 +17,7 @@ namespace {
 using kernels::WeightGradient;
 using kernels::cuda::Result;
 
-constexpr int64_t kWarmUpRounds = 2;
+constexpr int64_t kCudaWarmUpRounds = 2;
 
 class CudaCase {
  public:
@@ -42,7 +42,7 @@ class CudaCase {
     if (!result_.error.empty()) return {};
     progress_("timing");
     LOSSD_CUDA_PASS_ON(products_.Create());
-    for (int64_t round = -kWarmUpRounds; round < case_.repetitions; ++round) {
+    for (int64_t round = -kCudaWarmUpRounds; round < case_.repetitions; ++round) {
       LOSSD_CUDA_PASS_ON(TimeRound(round));
       if (round < 0) Forget();
     }

@@ -19,7 +19,7 @@ using kernels::cuda::Result;
 
 constexpr int64_t kAlignment = 8;                  // of rows in elements, as heads have it
 constexpr int64_t kSampled = 64;                   // elements of a row that are checked
-constexpr int64_t kRows = 96;                      // rows of which some are
+constexpr int64_t kOptimizerRows = 96;             // rows of which some are
 constexpr int64_t kLeastCopy = int64_t{64} << 20;  // below that a copy is no measure of bandwidth
 
 class CudaOptimizer {
@@ -53,7 +53,7 @@ class CudaOptimizer {
 
   // Bits of rows from all over the matrix after some steps, the first and the last among them.
   Result Check(OptimizerResult* result) {
-    const int64_t rows = std::min(kRows, case_.vocab);
+    const int64_t rows = std::min(kOptimizerRows, case_.vocab);
     OptimizerSample expected(rows * Columns(), case_);
     OptimizerSample actual(rows * Columns(), case_);
     LOSSD_CUDA_PASS_ON(Sample(rows, &expected));
