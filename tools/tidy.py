@@ -27,7 +27,7 @@ from source_files import ROOT, recently_changed, source_files
 CONFIGURATIONS = (".clang-tidy", "tests/.clang-tidy", "bench/.clang-tidy")
 TIDY = os.path.join(ROOT, "build/tidy/bin/clang-tidy")  # tools/tidy_env.sh
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-GCC_ONLY = re.compile(r" -fno-gnu-unique\b")  # options that clang refuses
+GCC_ONLY = re.compile(r" (-fno-gnu-unique|--param \S+)(?!\S)")  # options that clang refuses
 GENERATED = re.compile(r"\.pb\.h$")
 OF_ONE_FILE = re.compile(r" -o (?P<object>\S+) -c \S+$")  # what differs between the commands of a target's sources
 MOST_TOGETHER = 12
