@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/tools/common.sh"
 cd "$repo_root"
 
 functional=(lint unit conformance integration python deploy)
-more=(bench attack hosts asan tsan fuzz tidy)
+more=(bench hosts asan tsan fuzz tidy attack)
 
 usage() {
   cat <<END
@@ -375,11 +375,12 @@ run_suite() (
 export LOSSD_UNCHANGED=pass
 if wants python bench quick "${of_programs[@]}"; then suites=(build "${suites[@]}"); fi
 
-# These run beside the others, one after another, since they wait for half of their time.
+# These run beside the others, one after another, since they wait for half of their time. `attack` comes last of all: a flood is none
+# where others have the processors.
 beside=() suites_alone=()
 for suite in "${suites[@]}"; do
   case $suite in
-    conformance | python | deploy | attack | hosts) beside+=("$suite") ;;
+    conformance | python | deploy | hosts) beside+=("$suite") ;;
     *) suites_alone+=("$suite") ;;
   esac
 done
