@@ -173,7 +173,7 @@ check_labels() {
   fi
 }
 
-# Half of the time of these they wait, and of those of `integration`.
+# Tests of `unit`, `quick` and `integration` wait for half of their time.
 suite_unit() {
   labelled_suite unit $((2 * jobs))
   if is_built; then check "$log_dir/check-labels.log" "Every test is in one suite" check_labels; fi
@@ -375,16 +375,15 @@ run_suite() (
 export LOSSD_UNCHANGED=pass
 if wants python bench quick "${of_programs[@]}"; then suites=(build "${suites[@]}"); fi
 
-# These run beside the others, one after another, since they wait for half of their time. `attack` comes last of all: a flood is none
-# where others have the processors.
-beside=() suites_alone=()
+# These run beside the others, one after another, since they wait for half of their time.
+beside=() in_turn=()
 for suite in "${suites[@]}"; do
   case $suite in
     conformance | python | deploy | hosts) beside+=("$suite") ;;
-    *) suites_alone+=("$suite") ;;
+    *) in_turn+=("$suite") ;;
   esac
 done
-if ((${#suites_alone[@]} < 2)); then suites_alone=("${suites[@]}") beside=(); fi
+if ((${#in_turn[@]} < 2)); then in_turn=("${suites[@]}") beside=(); fi
 
 run_beside() {
   local suite
@@ -403,7 +402,10 @@ show_beside() {
 }
 
 beside_process=
-for suite in "${suites_alone[@]}"; do
+await_beside() { if [[ -n $beside_process ]]; then wait "$beside_process" || true; fi; }
+for suite in "${in_turn[@]}"; do
+  # A flood is none where other suites have the processors.
+  if [[ $suite == attack ]]; then await_beside; fi
   printf '\n=== %s\n' "$suite"
   run_suite "$suite" </dev/null &
   wait "$!" || true
@@ -414,7 +416,8 @@ for suite in "${suites_alone[@]}"; do
     beside_process=$!
   fi
 done
-if [[ -n $beside_process ]]; then wait "$beside_process"; else run_beside; fi
+if [[ -z $beside_process ]]; then run_beside; fi
+await_beside
 show_beside
 reports=("${suites[@]/#/$log_dir/check-}")
 reports=("${reports[@]/%/.json}")
