@@ -44,7 +44,8 @@ absl::Status Lane::Attach() {
     displaced_ = absl::OkStatus();
     link_->places().Reached(place);
   }
-  // A lane that another client has taken is not taken back. Another server at that place says what it is.
+  // ABORTED without a position: another client has taken the lane, and keeps it. An error of another server
+  // at this address has a position, with that server's incarnation.
   const bool is_taken = absl::IsAborted(there) && !PositionOf(there);
   if (there.ok() || is_taken || WasInterrupted(there) || interruption_->raised()) return there;
   // What is wrong with the session, the server itself says again.
