@@ -2,6 +2,10 @@
 
 #include <grpcpp/impl/codegen/proto_utils.h>
 
+// Compiled in: programs that link the installed library need no xxhash of their own.
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <array>
 #include <span>
 #include <string>
@@ -89,6 +93,14 @@ bool Decode(grpc::ByteBuffer* bytes, ReceivedRows<v1::ReadGradientResponse>* rec
 }
 bool Decode(grpc::ByteBuffer* bytes, ReceivedRows<v1::ReadWeightsResponse>* received) {
   return DecodeMessage(bytes, received);
+}
+
+uint64_t ChecksumOf(std::string_view bias_gradient, std::span<const std::span<const std::byte>> gradient) {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  XXH3_64bits_update(&state, bias_gradient.data(), bias_gradient.size());
+  for (const auto part : gradient) XXH3_64bits_update(&state, part.data(), part.size());
+  return XXH3_64bits_digest(&state);
 }
 
 grpc::ByteBuffer Encode(const v1::ReadGradientResponse& header, const grpc::Slice& rows) {

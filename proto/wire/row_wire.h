@@ -7,7 +7,11 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
+#include <string_view>
 
 #include "lossd/v1/gradient.pb.h"
 #include "lossd/v1/head.pb.h"
@@ -26,6 +30,9 @@ struct ReceivedRows {
 // Takes the bytes. False, and nothing of use in `received`, exactly if the generated class cannot parse them.
 bool Decode(grpc::ByteBuffer* bytes, ReceivedRows<v1::ReadGradientResponse>* received);
 bool Decode(grpc::ByteBuffer* bytes, ReceivedRows<v1::ReadWeightsResponse>* received);
+
+// ReadGradientResponse.checksum of these bytes.
+uint64_t ChecksumOf(std::string_view bias_gradient, std::span<const std::span<const std::byte>> gradient);
 
 // `header` is the message without the rows of the matrix, which are referred to until gRPC drops them.
 // Together below 2 GiB.

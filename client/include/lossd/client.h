@@ -569,10 +569,10 @@ class Head {
   // that one's calls fail, and marks() of this one are final.
   absl::StatusOr<Session> OpenSession(const SessionOptions& options) const;
 
-  // Freezes the window, reads dW [V, H] as options.dtype into `gradient`, checks it (fp32) against the
-  // server's checksum, and commits. If the read is cut it resumes at the row reached; if anything fails for
-  // good the window is reopened whole (AbortFlush), so nothing is lost. `marks`: of every session that
-  // contributed. `bias_gradient`: db [V], always fp32, of a head with a bias; otherwise empty
+  // Freezes the window, reads dW [V, H] as options.dtype into `gradient`, each piece checked against the
+  // server's checksum (DATA_LOSS), and commits. If the read is cut it resumes at the row reached; if anything
+  // fails for good the window is reopened whole (AbortFlush), so nothing is lost. `marks`: of every session
+  // that contributed. `bias_gradient`: db [V], always fp32, of a head with a bias; otherwise empty
   // (INVALID_ARGUMENT if not, and nothing is frozen). FAILED_PRECONDITION if the head is frozen.
   // With options.sink `gradient` is null and `bias_gradient` empty: both go there.
   absl::StatusOr<FlushResult> Flush(const FlushOptions& options, std::span<const SessionMarks> marks,

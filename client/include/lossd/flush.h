@@ -33,8 +33,8 @@ struct FlushOptions {
   std::function<void()> on_frozen = {};
   // For Flush without a gradient [V, H] in memory: is given the rows as they arrive, in order, each exactly
   // once, also where a cut read is resumed. Called from the thread that flushes. An error ends the flush,
-  // which returns it as CANCELLED, and leaves the window whole. Checksums are of the whole gradient: whether
-  // what was given is what the server had (DATA_LOSS if not) is known when Flush returns.
+  // which returns it as CANCELLED, and leaves the window whole. Rows that arrive damaged are not given: the
+  // flush ends with DATA_LOSS.
   GradientSink sink = {};
   // Asked once the gradient was taken whole, before the window is ended or left frozen, by the thread that
   // flushes. If it returns false the flush fails with CANCELLED and leaves the window whole.

@@ -30,6 +30,15 @@ Watch::Silence SilenceOfStream(const ServerChannel& server) {
                                                                 : Watch::Silence::kIsEnough;
 }
 
+absl::Status CheckSum(const RowPiece& piece, uint64_t sent) {
+  const uint64_t arrived = wire::ChecksumOf(piece.bias, piece.bytes.parts);
+  if (arrived == sent) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("rows [", piece.first_row, ", ", piece.first_row + piece.rows,
+                                          ") of the gradient are damaged: their checksum is ",
+                                          absl::Hex(arrived), " after the transfer; the server's is ",
+                                          absl::Hex(sent)));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Create(const std::string& targets,
@@ -204,7 +213,7 @@ absl::Status Connection::ReadRows(const char* method, const Request& request, co
                    .weight_version = 0,
                    .bytes = std::move(received.rows),
                    .bias = {}};
-    complete(received.message, &piece);
+    if (absl::Status whole = complete(received.message, &piece); !whole.ok()) return whole;
     if (absl::Status sunk = sink(piece); !sunk.ok()) return sunk;
   }
   return LeaveIfGone(*server, stream.EndStatus());
@@ -214,6 +223,7 @@ absl::Status Connection::ReadGradient(const v1::ReadGradientRequest& request, co
   return ReadRows<v1::ReadGradientResponse>("/lossd.v1.GradientService/ReadGradient", request, sink,
                                             [](v1::ReadGradientResponse& response, RowPiece* piece) {
                                               piece->bias = std::move(*response.mutable_bias_gradient());
+                                              return CheckSum(*piece, response.checksum());
                                             });
 }
 
@@ -222,6 +232,7 @@ absl::Status Connection::ReadWeights(const v1::ReadWeightsRequest& request, cons
                                            [](v1::ReadWeightsResponse& response, RowPiece* piece) {
                                              piece->weight_version = response.weight_version();
                                              piece->bias = std::move(*response.mutable_bias());
+                                             return absl::OkStatus();
                                            });
 }
 

@@ -12,7 +12,6 @@
 #include "client/src/common/safetensors_type.h"
 #include "client/src/connection/grpc_status.h"
 #include "client/src/connection/waiting.h"
-#include "client/src/gradient/checksum.h"
 #include "client/src/gradient/open_commit.h"
 #include "client/src/gradient/open_freeze.h"
 #include "client/src/gradient/window_call.h"
@@ -31,13 +30,6 @@ using RowTarget = std::function<std::span<std::byte>(int64_t first_row, int64_t 
 
 constexpr char kGradientTensor[] = "lm_head.weight.grad";
 constexpr char kBiasGradientTensor[] = "lm_head.bias.grad";
-
-// Compares the checksums of a transfer from its first row to its last.
-absl::Status CheckSum(absl::string_view what, const internal::Checksum& arrived, uint64_t expected) {
-  if (arrived.Value() == expected) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(what, "'s checksum is ", absl::Hex(arrived.Value()),
-                                          " after the transfer; the server's is ", absl::Hex(expected)));
-}
 
 // One flush of one head, from BeginFlush to its end. If that is not reached, because a callback has thrown an
 // exception or there was no memory, the window is reopened.
@@ -80,11 +72,8 @@ class FlushRun {
     return absl::OkStatus();
   }
 
-  // Every row once, in order, put where `target` says. fp32 rows, and db, are checked against the checksum of
-  // the whole.
+  // Every row once, in order, put where `target` says.
   absl::Status Read(const RowConsumer& consume, const RowTarget& target = {}) {
-    internal::Checksum checksum;
-    internal::Checksum bias_checksum;
     const internal::RowTransfer transfer{
         .rows = frozen_.rows(),
         .columns = frozen_.columns(),
@@ -102,22 +91,13 @@ class FlushRun {
         .target = target,
         .consume =
             [&](int64_t first_row, std::span<const std::byte> bytes, std::span<const std::byte> bias) {
-              if (options_.dtype == DataType::kFloat32) checksum.Add(bytes);
-              bias_checksum.Add(bias);
               const int64_t row_bytes = head_.config().hidden_size * SizeOf(options_.dtype);
               return consume(first_row, static_cast<int64_t>(bytes.size()) / row_bytes, bytes, bias);
             },
         .check_version = nullptr,
         .progress = options_.progress,
     };
-    if (absl::Status status = internal::ReadRows(head_.options(), transfer); !status.ok()) {
-      return window_.Explain(status);
-    }
-    if (options_.dtype == DataType::kFloat32) {
-      if (absl::Status same = CheckSum("the gradient", checksum, frozen_.checksum()); !same.ok()) return same;
-    }
-    if (!head_.config().bias) return absl::OkStatus();
-    return CheckSum("the bias's gradient", bias_checksum, frozen_.bias_checksum());
+    return window_.Explain(internal::ReadRows(head_.options(), transfer));
   }
 
   // Ends the window. `done`: what there was to be done before.
@@ -193,12 +173,8 @@ class FlushRun {
         {"norm", absl::StrCat(frozen_.norm())},
         {"window_tokens", absl::StrCat(frozen_.window_tokens())},
         {"non_finite", absl::StrCat(frozen_.non_finite())},
-        // The checksum of the fp32 gradient, so of this file's tensor only if that is fp32.
-        {"xxh3_64_float32", absl::StrCat(absl::Hex(frozen_.checksum(), absl::kZeroPad16))},
     };
-    if (!head_.config().bias) return metadata;
-    metadata["bias_norm"] = absl::StrCat(frozen_.bias_norm());
-    metadata["bias_xxh3_64_float32"] = absl::StrCat(absl::Hex(frozen_.bias_checksum(), absl::kZeroPad16));
+    if (head_.config().bias) metadata["bias_norm"] = absl::StrCat(frozen_.bias_norm());
     return metadata;
   }
 

@@ -142,7 +142,6 @@ absl::StatusOr<uint64_t> ReadWeightRows(HeadContext& head, const ReadInto& into,
   };
 
   std::optional<uint64_t> version;
-  bool version_changed = false;
   const RowTransfer transfer{
       .first_row = into.first_row,
       .rows = into.rows,
@@ -170,8 +169,7 @@ absl::StatusOr<uint64_t> ReadWeightRows(HeadContext& head, const ReadInto& into,
           },
       .check_version =
           [&](uint64_t piece_version) {
-            version_changed = version.has_value() && *version != piece_version;
-            if (version_changed) {
+            if (version.has_value() && *version != piece_version) {
               return absl::AbortedError(absl::StrCat("the weights of head '", config.name,
                                                      "' changed from version ", *version, " to ",
                                                      piece_version, " while they were read"));
@@ -183,10 +181,10 @@ absl::StatusOr<uint64_t> ReadWeightRows(HeadContext& head, const ReadInto& into,
   };
   for (int restarts = 0;; ++restarts) {
     version.reset();
-    version_changed = false;
     const absl::Status status = ReadRows(head.options(), transfer);
     if (status.ok()) return version.value_or(0);
-    if (!version_changed || restarts == kMostRestarts) return status;
+    // ABORTED: the server has seen the version change within one stream, or check_version between two.
+    if (!absl::IsAborted(status) || restarts == kMostRestarts) return status;
   }
 }
 

@@ -215,14 +215,18 @@ SessionCheckpoint SessionFromJson(const json& from) {
 
 // Window
 
-json ToJson(const std::optional<GradientSummary>& summary) {
-  return FromOptional(summary, [](const GradientSummary& of) -> json {
-    return {{"norm", FromDouble(of.norm)}, {"checksum", of.checksum}, {"non_finite", of.non_finite}};
-  });
+json ToJson(const GradientStats& stats) {
+  return {{"norm", FromDouble(stats.norm)},
+          {"bias_norm", FromDouble(stats.bias_norm)},
+          {"largest", FromDouble(stats.largest)},
+          {"non_finite", stats.non_finite}};
 }
 
-GradientSummary SummaryFromJson(const json& from) {
-  return {ToDouble(from.at("norm")), ToUnsigned(from.at("checksum")), ToCount(from.at("non_finite"))};
+GradientStats StatsFromJson(const json& from) {
+  return {.norm = ToDouble(from.at("norm")),
+          .bias_norm = ToDouble(from.at("bias_norm")),
+          .largest = ToFloat(from.at("largest")),
+          .non_finite = ToCount(from.at("non_finite"))};
 }
 
 json ToJson(const FlushInfo& flush) {
@@ -230,8 +234,7 @@ json ToJson(const FlushInfo& flush) {
           {"rows", flush.rows},
           {"columns", flush.columns},
           {"tokens", flush.window_tokens},
-          {"summary", ToJson(std::optional(flush.summary))},
-          {"bias_summary", ToJson(flush.bias_summary)}};
+          {"stats", ToJson(flush.stats)}};
 }
 
 FlushInfo FlushFromJson(const json& from) {
@@ -240,8 +243,7 @@ FlushInfo FlushFromJson(const json& from) {
   flush.rows = ToCount(from.at("rows"));
   flush.columns = ToCount(from.at("columns"));
   flush.window_tokens = ToUnsigned(from.at("tokens"));
-  flush.summary = SummaryFromJson(from.at("summary"));
-  flush.bias_summary = ToOptional<GradientSummary>(from.at("bias_summary"), SummaryFromJson);
+  flush.stats = StatsFromJson(from.at("stats"));
   return flush;
 }
 
@@ -263,10 +265,7 @@ json ToJson(const StepRecord& step) {
             {"weight_version", result.weight_version},
             {"step", result.step},
             {"skipped", result.skipped},
-            {"norm", FromDouble(result.stats.norm)},
-            {"bias_norm", FromDouble(result.stats.bias_norm)},
-            {"largest", FromDouble(result.stats.largest)},
-            {"non_finite", result.stats.non_finite},
+            {"stats", ToJson(result.stats)},
             {"tokens", result.window_tokens}}}};
 }
 
@@ -287,10 +286,7 @@ StepRecord StepFromJson(const json& from) {
   step.result.weight_version = ToUnsigned(result.at("weight_version"));
   step.result.step = ToCount(result.at("step"));
   step.result.skipped = result.at("skipped").get<bool>();
-  step.result.stats.norm = ToDouble(result.at("norm"));
-  step.result.stats.bias_norm = ToDouble(result.at("bias_norm"));
-  step.result.stats.largest = ToFloat(result.at("largest"));
-  step.result.stats.non_finite = ToCount(result.at("non_finite"));
+  step.result.stats = StatsFromJson(result.at("stats"));
   step.result.window_tokens = ToUnsigned(result.at("tokens"));
   return step;
 }

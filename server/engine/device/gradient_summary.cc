@@ -1,7 +1,6 @@
 #include "server/engine/device/gradient_summary.h"
 
-#include <xxhash.h>
-
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -9,27 +8,7 @@
 
 namespace lossd::engine {
 
-struct GradientChecksum::Hash {
-  struct Free {
-    void operator()(XXH3_state_t* pointer) const { XXH3_freeState(pointer); }
-  };
-  std::unique_ptr<XXH3_state_t, Free> state{XXH3_createState()};
-};
-
-GradientChecksum::GradientChecksum() : hash_(std::make_unique<Hash>()) {
-  XXH3_64bits_reset(hash_->state.get());
-}
-
-GradientChecksum::~GradientChecksum() = default;
-
-void GradientChecksum::Add(std::span<const float> piece) {
-  XXH3_64bits_update(hash_->state.get(), piece.data(), piece.size_bytes());
-}
-
-uint64_t GradientChecksum::Value() const { return XXH3_64bits_digest(hash_->state.get()); }
-
-void GradientSummarizer::Add(std::span<const float> piece) {
-  checksum_.Add(piece);
+void GradientSummary::Add(std::span<const float> piece) {
   non_finite_ +=
       kernels::CountNonFinite(kernels::DataType::kFloat32, piece.data(), static_cast<int64_t>(piece.size()));
   // Several partial sums, so that the additions need not wait for each other.
@@ -43,10 +22,11 @@ void GradientSummarizer::Add(std::span<const float> piece) {
   }
   for (; i < piece.size(); ++i) sums[0] += static_cast<double>(piece[i]) * piece[i];
   for (const double sum : sums) squares_ += sum;
+  for (const float value : piece) {
+    if (std::isfinite(value)) largest_ = std::max(largest_, std::abs(value));
+  }
 }
 
-GradientSummary GradientSummarizer::Finish() const {
-  return {std::sqrt(squares_), checksum_.Value(), non_finite_};
-}
+double GradientSummary::norm() const { return std::sqrt(squares_); }
 
 }  // namespace lossd::engine

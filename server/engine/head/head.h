@@ -242,10 +242,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Whether this is what ends the window (WindowEnd::ending).
   bool IsEnding(uint64_t ending) const;
   // At the coordinator, when all have the sums of a flush: what it is to be answered with
-  // (head_joint_flush.cc). Rows that lie elsewhere are read there.
-  using ReadFrom = std::function<void(int32_t replica, const PartRows& rows,
-                                      std::function<void(absl::StatusOr<std::string>)> done)>;
-  void DescribeFlush(uint64_t window_tokens, const GradientStats& stats, ReadFrom read, FlushCallback done);
+  // (head_joint_flush.cc).
+  FlushInfo DescribeFlush(uint64_t window_tokens, const GradientStats& stats) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The flush holds the window, and who waits for it here is answered.
   absl::Status HoldPart(const FlushInfo& flush);
   // Two rounds: all know what the flush ends in before one of them ends it.
@@ -610,12 +609,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status ReadRows(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
                         RowsOut out);
-  // Over replicas (head_joint_flush.cc): rows of the sum times `scale`, in order and a piece at a time, dW
-  // [rows, H] and, with a bias, db [rows].
-  using SumRows = std::function<void(const kernels::RowSpan& piece, std::span<const float> dw,
-                                     std::span<const float> db)>;
-  void ReadJointSum(const kernels::RowSpan& rows, float scale, ReadFrom read_from, SumRows take,
-                    std::function<void(absl::Status)> done);
+  // Over replicas (head_joint_flush.cc).
   void ReadPartOf(int32_t replica, const PartRows& rows,
                   std::function<void(absl::StatusOr<std::string>)> done);
   void ReadJointGradient(const std::string& flush_id, const kernels::RowSpan& rows, kernels::DataType type,

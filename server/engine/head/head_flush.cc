@@ -83,12 +83,14 @@ void Head::Seal() {
   if (answer.ok()) {
     answer->rows = config_.vocab_size;
     answer->columns = config_.hidden_size;
-    if (absl::Status summarized = gradients_.Summarize(gradient, scale, &*answer); !summarized.ok()) {
-      OnDeviceFailure(summarized);
-      answer = summarized;
+    if (const auto stats = gradients_.Stats(gradient, scale); stats.ok()) {
+      answer->stats = *stats;
+    } else {
+      OnDeviceFailure(stats.status());
+      answer = stats.status();
     }
   }
-  if (answer.ok()) CountFlush(*answer);
+  if (answer.ok()) CountGradient(answer->stats.norm, answer->stats.non_finite);
   std::vector<FlushCallback> flush_waiters;
   Resumes waiting;
   {
@@ -108,11 +110,6 @@ std::vector<FlushCallback> Head::SealLocked(absl::StatusOr<FlushInfo>* answer) {
   environment_.counters->flush_freeze_seconds.Observe(
       absl::ToDoubleSeconds(window_.sealed_at() - window_.begun()));
   return waiters;
-}
-
-void Head::CountFlush(const FlushInfo& flush) {
-  const int64_t of_bias = flush.bias_summary.has_value() ? flush.bias_summary->non_finite : 0;
-  CountGradient(flush.summary.norm, flush.summary.non_finite + of_bias);
 }
 
 // Its gradient is read

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/device/gradient_summary.h"
 #include "server/engine/head/head.h"
 #include "server/engine/head/replica/joint_rows.h"
 
@@ -20,37 +19,9 @@ void Scale(float scale, std::span<float> values) {
   for (float& value : values) value *= scale;
 }
 
-// Checksums of all rows, which come in order.
-struct JointSummary {
-  GradientChecksum checksum;
-  std::vector<float> bias;
-};
-
 }  // namespace
 
 // The sum, wherever it is
-
-void Head::ReadJointSum(const RowSpan& rows, float scale, ReadFrom read_from, SumRows take,
-                        std::function<void(absl::Status)> done) {
-  const int64_t columns = config_.hidden_size;
-  JointRead read{.layout = kernels::SliceLayout(config_.vocab_size, environment_.place.replicas),
-                 .slices = slices_,
-                 .own = environment_.place.replica,
-                 .rows = {.tensor = "", .rows = rows},
-                 .row_bytes = (columns + (config_.bias ? 1 : 0)) * int64_t{sizeof(float)},
-                 .read = std::move(read_from)};
-  ReadJointRows(
-      std::move(read),
-      [columns, scale, take = std::move(take)](const RowSpan& piece, const std::string& bytes) {
-        std::vector<float> values(bytes.size() / sizeof(float));
-        std::copy_n(bytes.data(), values.size() * sizeof(float), reinterpret_cast<char*>(values.data()));
-        Scale(scale, values);
-        const std::span<const float> all(values);
-        const auto elements = static_cast<size_t>(piece.count * columns);
-        take(piece, all.first(elements), all.subspan(elements));
-      },
-      std::move(done));
-}
 
 void Head::ReadPartOf(int32_t replica, const PartRows& rows,
                       std::function<void(absl::StatusOr<std::string>)> done) {
@@ -62,21 +33,30 @@ void Head::ReadPartOf(int32_t replica, const PartRows& rows,
 
 void Head::ReadJointGradient(const std::string& flush_id, const RowSpan& rows, kernels::DataType type,
                              RowsOut out, std::function<void(absl::Status)> done) {
-  const absl::StatusOr<std::pair<WindowGradient, float>> read = GradientOf(flush_id);
-  if (!read.ok()) return done(read.status());
-  const int64_t row_bytes = config_.hidden_size * kernels::SizeOf(type);
-  ReadJointSum(
-      rows, read->second,
-      [self = shared_from_this()](int32_t replica, const PartRows& piece,
-                                  std::function<void(absl::StatusOr<std::string>)> answer) {
+  const absl::StatusOr<std::pair<WindowGradient, float>> gradient = GradientOf(flush_id);
+  if (!gradient.ok()) return done(gradient.status());
+  const int64_t columns = config_.hidden_size;
+  JointRead read{
+      .layout = kernels::SliceLayout(config_.vocab_size, environment_.place.replicas),
+      .slices = slices_,
+      .own = environment_.place.replica,
+      .rows = {.tensor = "", .rows = rows},
+      .row_bytes = (columns + (config_.bias ? 1 : 0)) * int64_t{sizeof(float)},
+      .read = [self = shared_from_this()](int32_t replica, const PartRows& piece,
+                                          std::function<void(absl::StatusOr<std::string>)> answer) {
         self->ReadPartOf(replica, piece, std::move(answer));
-      },
-      [rows, type, out, row_bytes](const RowSpan& piece, std::span<const float> dw,
-                                   std::span<const float> db) {
+      }};
+  ReadJointRows(
+      std::move(read),
+      [rows, type, out, columns, scale = gradient->second](const RowSpan& piece, const std::string& bytes) {
+        std::vector<float> values(bytes.size() / sizeof(float));
+        std::copy_n(bytes.data(), values.size() * sizeof(float), reinterpret_cast<char*>(values.data()));
+        Scale(scale, values);
         const int64_t place = piece.first - rows.first;
-        kernels::Convert(kernels::DataType::kFloat32, dw.data(), type,
-                         static_cast<char*>(out.matrix) + place * row_bytes, static_cast<int64_t>(dw.size()));
-        if (out.bias != nullptr) std::copy(db.begin(), db.end(), out.bias + place);
+        const int64_t elements = piece.count * columns;
+        kernels::Convert(kernels::DataType::kFloat32, values.data(), type,
+                         static_cast<char*>(out.matrix) + place * columns * kernels::SizeOf(type), elements);
+        if (out.bias != nullptr) std::copy(values.begin() + elements, values.end(), out.bias + place);
       },
       // What was read was this flush's if it still holds the window: this one ends it last of all.
       [self = shared_from_this(), flush_id, done = std::move(done)](absl::Status status) {
@@ -87,37 +67,13 @@ void Head::ReadJointGradient(const std::string& flush_id, const RowSpan& rows, k
 
 // What it is answered with
 
-void Head::DescribeFlush(uint64_t window_tokens, const GradientStats& stats, ReadFrom read,
-                         FlushCallback done) {
-  FlushInfo flush;
-  flush.rows = config_.vocab_size;
-  flush.columns = config_.hidden_size;
-  flush.window_tokens = window_tokens;
-  float scale = 1.0f;
-  {
-    const MutexLock lock(mutex_);
-    flush.flush_id = FlushIdOf(window_.by());
-    scale = window_.flush_scale();
-  }
-  flush.summary = {.norm = stats.norm, .checksum = 0, .non_finite = stats.non_finite};
-  const auto summary = std::make_shared<JointSummary>();
-  ReadJointSum(
-      {0, config_.vocab_size}, scale, std::move(read),
-      [summary](const RowSpan& /*piece*/, std::span<const float> dw, std::span<const float> db) {
-        summary->checksum.Add(dw);
-        summary->bias.insert(summary->bias.end(), db.begin(), db.end());
-      },
-      [summary, flush, bias = config_.bias, done = std::move(done)](const absl::Status& all) mutable {
-        if (!all.ok()) return done(all);
-        flush.summary.checksum = summary->checksum.Value();
-        if (bias) {
-          GradientSummarizer of_bias;
-          of_bias.Add(summary->bias);
-          flush.bias_summary = of_bias.Finish();
-          flush.summary.non_finite -= flush.bias_summary->non_finite;
-        }
-        done(std::move(flush));
-      });
+FlushInfo Head::DescribeFlush(uint64_t window_tokens, const GradientStats& stats) const {
+  const MutexLock lock(mutex_);
+  return {.flush_id = FlushIdOf(window_.by()),
+          .rows = config_.vocab_size,
+          .columns = config_.hidden_size,
+          .window_tokens = window_tokens,
+          .stats = stats};
 }
 
 // One replica's part
@@ -145,7 +101,7 @@ absl::Status Head::HoldPart(const FlushInfo& flush) {
     waiters = SealLocked(&answer);
     waiting = TakeWaitingLocked();
   }
-  CountFlush(flush);
+  CountGradient(flush.stats.norm, flush.stats.non_finite);
   for (const FlushCallback& waiter : waiters) waiter(answer);
   Call(waiting);
   return absl::OkStatus();

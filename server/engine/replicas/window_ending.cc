@@ -244,7 +244,9 @@ void WindowEnding::GoOnWith(const Summed& summed) {
   if (const absl::Status failed = FirstError(summed); !failed.ok()) return Break(failed);
   const GradientStats& stats = *summed.front();
   if (const auto* const step = std::get_if<StepRequest>(&end_.by); step != nullptr) return Step(*step, stats);
-  if (std::holds_alternative<FlushEnd>(end_.by)) return Describe(stats);
+  if (std::holds_alternative<FlushEnd>(end_.by)) {
+    return Hold(head_->DescribeFlush(step_.window_tokens, stats));
+  }
   const WindowStats found{stats, step_.window_tokens};
   Reopen(absl::CancelledError("it was looked at"), [this, found] { head_->EndLook(found, end_.ending); });
 }
@@ -263,19 +265,6 @@ void WindowEnding::Step(const StepRequest& request, const GradientStats& stats) 
 // At the coordinator it comes last: nobody is answered before all have the new version.
 void WindowEnding::Publish(const Done& stepped) {
   Finish(stepped, [this] { head_->PublishPart(step_); });
-}
-
-void WindowEnding::Describe(const GradientStats& stats) {
-  const auto read = [parts = parts_](int32_t replica, const PartRows& rows,
-                                     std::function<void(absl::StatusOr<std::string>)> done) {
-    parts[static_cast<size_t>(replica)]->ReadRows(rows, std::move(done));
-  };
-  head_->DescribeFlush(step_.window_tokens, stats, read,
-                       [self = shared_from_this()](const absl::StatusOr<FlushInfo>& flush) {
-                         if (flush.ok()) return self->Hold(*flush);
-                         if (!IsReplicaLost(flush.status())) self->replicas_.on_broken(flush.status());
-                         self->Break(flush.status());
-                       });
 }
 
 void WindowEnding::Hold(const FlushInfo& flush) {

@@ -50,16 +50,6 @@ engine::EndsBy EndedBy(const group::v1::SealWindow& proto) {
   return ToEngine(proto.step());
 }
 
-void ToProto(const engine::GradientSummary& summary, group::v1::Summary* proto) {
-  proto->set_norm(summary.norm);
-  proto->set_checksum(summary.checksum);
-  proto->set_non_finite(summary.non_finite);
-}
-
-engine::GradientSummary SummaryOf(const group::v1::Summary& proto) {
-  return {.norm = proto.norm(), .checksum = proto.checksum(), .non_finite = proto.non_finite()};
-}
-
 void ToProto(const engine::FlushRecord& record, group::v1::FlushRecord* proto) {
   proto->set_flush_id(record.flush_id);
   proto->set_generation(record.generation);
@@ -133,18 +123,21 @@ void ToProto(const engine::FlushInfo& flush, group::v1::FlushSealed* proto) {
   proto->set_rows(flush.rows);
   proto->set_columns(flush.columns);
   proto->set_window_tokens(flush.window_tokens);
-  ToProto(flush.summary, proto->mutable_summary());
-  if (flush.bias_summary.has_value()) ToProto(*flush.bias_summary, proto->mutable_bias_summary());
+  proto->set_norm(flush.stats.norm);
+  proto->set_bias_norm(flush.stats.bias_norm);
+  proto->set_largest(flush.stats.largest);
+  proto->set_non_finite(flush.stats.non_finite);
 }
 
 engine::FlushInfo ToEngine(const group::v1::FlushSealed& proto) {
-  engine::FlushInfo flush{.flush_id = proto.flush_id(),
-                          .rows = proto.rows(),
-                          .columns = proto.columns(),
-                          .window_tokens = proto.window_tokens(),
-                          .summary = SummaryOf(proto.summary())};
-  if (proto.has_bias_summary()) flush.bias_summary = SummaryOf(proto.bias_summary());
-  return flush;
+  return {.flush_id = proto.flush_id(),
+          .rows = proto.rows(),
+          .columns = proto.columns(),
+          .window_tokens = proto.window_tokens(),
+          .stats = {.norm = proto.norm(),
+                    .bias_norm = proto.bias_norm(),
+                    .largest = proto.largest(),
+                    .non_finite = proto.non_finite()}};
 }
 
 void ToProto(const engine::PartRows& rows, group::v1::HeldRows* proto) {

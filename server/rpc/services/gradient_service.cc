@@ -1,6 +1,8 @@
 #include "server/rpc/services/gradient_service.h"
 
+#include <array>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "proto/wire/row_wire.h"
@@ -21,13 +23,6 @@ absl::StatusOr<std::shared_ptr<engine::Head>> FindMarked(engine::Engine& engine,
   return head;
 }
 
-// Adds the bias's gradient to what was said of the weights'.
-void TellOfBias(const engine::GradientSummary& bias, v1::BeginFlushResponse* response) {
-  response->set_bias_norm(bias.norm);
-  response->set_bias_checksum(bias.checksum);
-  response->set_non_finite(response->non_finite() + bias.non_finite);
-}
-
 }  // namespace
 
 grpc::ServerUnaryReactor* GradientService::BeginFlush(grpc::CallbackServerContext* context,
@@ -46,11 +41,10 @@ grpc::ServerUnaryReactor* GradientService::BeginFlush(grpc::CallbackServerContex
                           response->set_flush_id(flush->flush_id);
                           response->set_rows(flush->rows);
                           response->set_columns(flush->columns);
-                          response->set_norm(flush->summary.norm);
-                          response->set_checksum(flush->summary.checksum);
+                          response->set_norm(flush->stats.norm);
+                          response->set_bias_norm(flush->stats.bias_norm);
                           response->set_window_tokens(flush->window_tokens);
-                          response->set_non_finite(flush->summary.non_finite);
-                          if (flush->bias_summary.has_value()) TellOfBias(*flush->bias_summary, response);
+                          response->set_non_finite(flush->stats.non_finite);
                         }
                         reactor->Finish(ToGrpc(flush.status(), engine_->counters()));
                       });
@@ -92,6 +86,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GradientService::ReadGradient(
     header.set_first_row(first_row);
     header.set_rows(rows);
     header.set_dtype(ToProto(type));
+    const std::array gradient = {std::as_bytes(std::span(data.begin(), data.size()))};
+    header.set_checksum(wire::ChecksumOf(bias, gradient));
     header.set_bias_gradient(std::move(bias));
     return wire::Encode(header, data);
   };

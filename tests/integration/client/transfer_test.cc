@@ -77,7 +77,7 @@ TEST_F(TransferTest, WithoutCommitTheWindowStaysFrozenUntilTheCallerDecides) {
   EXPECT_EQ(server_.generation(), 2U);
 }
 
-TEST_F(TransferTest, NarrowGradientIsNotCheckedAgainstTheWideChecksum) {
+TEST_F(TransferTest, NarrowGradientIsRoundedByTheServer) {
   FillWindow();
   std::vector<uint16_t> narrow(kVocab * kHidden);
   const FlushOptions options{.dtype = DataType::kBFloat16};
@@ -241,13 +241,15 @@ TEST_F(TransferTest, CutReadResumesAtTheRowReached) {
   EXPECT_THAT(server_.observed().gradient_first_rows, ElementsAre(0, 4, 4));
 }
 
-TEST_F(TransferTest, WrongChecksumReopensTheWindow) {
+TEST_F(TransferTest, DamagedRowsReopenTheWindowWhateverTheirType) {
   FillWindow();
-  DamageGradientAt(2);
-  const auto result = head_->Flush({}, marks_, gradient_.data());
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("checksum"));
-  EXPECT_EQ(server_.observed().aborts, 1);
+  DamageGradientAt(0);
+  for (const DataType type : {DataType::kBFloat16, DataType::kFloat32}) {
+    const auto result = head_->Flush({.dtype = type}, marks_, gradient_.data());
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(result.status().message()), HasSubstr("of the gradient are damaged"));
+  }
+  EXPECT_EQ(server_.observed().aborts, 2);
   EXPECT_EQ(server_.observed().commits, 0);
   EXPECT_EQ(server_.window(), window_);
   // Nothing was lost: the next attempt gets it all.
@@ -314,7 +316,6 @@ TEST_F(TransferTest, FlushToFileWritesACompleteFileAndCommitsAfterIt) {
   EXPECT_EQ(std::memcmp(tensor->data.data(), window_.data(), tensor->data.size()), 0);
   EXPECT_EQ(file->metadata().at("generation"), "1");
   EXPECT_EQ(file->metadata().at("norm"), "1.5");
-  EXPECT_EQ(file->metadata().at("xxh3_64_float32").size(), 16U);
   EXPECT_EQ(FilesLeft(), std::vector<std::string>{"gradient.safetensors"});
 }
 
@@ -371,18 +372,15 @@ TEST_F(BiasTransferTest, FlushReadsTheGradientOfTheBiasToo) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(gradient_, window_);
   EXPECT_EQ(bias_gradient_, ExpectedBiasGradient());
-  double squares = 0;
-  for (const float value : ExpectedBiasGradient()) squares += double{value} * double{value};
-  EXPECT_DOUBLE_EQ(result->bias_norm, std::sqrt(squares));
+  EXPECT_EQ(result->bias_norm, 2.5);
 }
 
-TEST_F(BiasTransferTest, AWrongChecksumOfTheBiasReopensTheWindow) {
+TEST_F(BiasTransferTest, ADamagedBiasReopensTheWindow) {
   FillWindow();
   server_.recorder().Edit<v1::ReadGradientResponse>(
       "ReadGradient", [](auto* rows) { testing::Damage(rows->mutable_bias_gradient()); });
   const auto result = head_->Flush({.dtype = DataType::kBFloat16}, marks_, gradient_.data(), bias_gradient_);
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss) << "the bias is fp32 whatever the rows are";
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("the bias's gradient"));
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(server_.generation(), 1U);
 }
 

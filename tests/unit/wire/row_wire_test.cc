@@ -3,6 +3,7 @@
 
 #include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
+#include <xxhash.h>
 
 #include <random>
 #include <string>
@@ -78,6 +79,19 @@ TYPED_TEST(RowWireTest, ReadsTheGeneratedClassesBytesWhereverTheyAreCut) {
     ASSERT_TRUE(Decode(&bytes, &received)) << size;
     EXPECT_EQ(received.rows.bytes, 300);
     EXPECT_EQ(Whole(received), whole.SerializeAsString()) << size;
+  }
+}
+
+TEST(GradientChecksum, IsOfTheBiasAndTheRowsWhereverTheyAreCut) {
+  v1::ReadGradientResponse message = Header(v1::ReadGradientResponse());
+  SetRows(Pattern(300), &message);
+  const std::string summed = message.bias_gradient() + message.gradient();
+  const uint64_t expected = XXH3_64bits(summed.data(), summed.size());
+  for (const size_t size : {1, 17, 1000}) {
+    grpc::ByteBuffer bytes = InSlices(message.SerializeAsString(), size);
+    ReceivedRows<v1::ReadGradientResponse> received;
+    ASSERT_TRUE(Decode(&bytes, &received)) << size;
+    EXPECT_EQ(ChecksumOf(received.message.bias_gradient(), received.rows.parts), expected) << size;
   }
 }
 

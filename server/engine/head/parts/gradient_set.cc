@@ -14,13 +14,6 @@ namespace {
 
 constexpr int64_t kSummedBytes = int64_t{4} << 20;
 
-float LargestFinite(std::span<const float> values, float largest) {
-  for (const float value : values) {
-    if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
-  }
-  return largest;
-}
-
 }  // namespace
 
 GradientSet::GradientSet(const HeadConfig& config, HeadBackend* backend, Device* device,
@@ -92,69 +85,27 @@ absl::StatusOr<std::vector<float>> GradientSet::Bias(const WindowGradient& of, f
   return bias;
 }
 
-absl::Status GradientSet::Summarize(const WindowGradient& of, float scale, FlushInfo* flush) {
-  // With sessions, the gradient is a sum that the device does not hold: it is summed and summarized here.
-  const bool summed_here = !of.sessions.empty();
-  absl::Status status =
-      summed_here ? SummarizeHere(of, scale, &flush->summary) : SummarizeOnDevice(of, scale, &flush->summary);
-  if (!status.ok() || !bias_) return status;
-  const absl::StatusOr<std::vector<float>> bias = Bias(of, scale);
-  if (!bias.ok()) return bias.status();
-  GradientSummarizer of_bias;
-  of_bias.Add(*bias);
-  flush->bias_summary = of_bias.Finish();
-  if (!summed_here) flush->summary.non_finite -= flush->bias_summary->non_finite;
-  return absl::OkStatus();
-}
-
-absl::Status GradientSet::SummarizeHere(const WindowGradient& of, float scale, GradientSummary* summary) {
-  GradientSummarizer summarizer;
-  const auto add = [&summarizer](std::span<const float> rows) { summarizer.Add(rows); };
-  if (absl::Status status = ForEachPiece(of, scale, add); !status.ok()) return status;
-  *summary = summarizer.Finish();
-  return absl::OkStatus();
-}
-
-// Reads the gradient only for the checksum; the device computes the rest. Its count of elements that are not
-// finite includes the bias.
-absl::Status GradientSet::SummarizeOnDevice(const WindowGradient& of, float scale, GradientSummary* summary) {
+absl::StatusOr<GradientStats> GradientSet::Stats(const WindowGradient& of, double scale) {
+  if (!of.sessions.empty()) return StatsHere(of, static_cast<float>(scale));
   const absl::StatusOr<GradientTallies> tallies = backend_->Summarize(of.window, scale);
   if (!tallies.ok()) return tallies.status();
-  const GradientStats stats = StatsOf(*tallies);
-  GradientChecksum checksum;
-  const auto add = [&checksum](std::span<const float> rows) { checksum.Add(rows); };
-  if (absl::Status status = ForEachPiece(of, scale, add); !status.ok()) return status;
-  *summary = {stats.norm, checksum.Value(), stats.non_finite};
-  return absl::OkStatus();
+  return StatsOf(*tallies);
 }
 
-absl::StatusOr<GradientStats> GradientSet::Stats(const WindowGradient& of, double scale) {
-  if (of.sessions.empty()) {
-    const absl::StatusOr<GradientTallies> tallies = backend_->Summarize(of.window, scale);
-    if (!tallies.ok()) return tallies.status();
-    return StatsOf(*tallies);
+absl::StatusOr<GradientStats> GradientSet::StatsHere(const WindowGradient& of, float scale) {
+  GradientSummary dw;
+  const auto add = [&dw](std::span<const float> rows) { dw.Add(rows); };
+  if (absl::Status status = ForEachPiece(of, scale, add); !status.ok()) return status;
+  GradientSummary db;
+  if (bias_) {
+    const absl::StatusOr<std::vector<float>> bias = Bias(of, scale);
+    if (!bias.ok()) return bias.status();
+    db.Add(*bias);
   }
-  const auto factor = static_cast<float>(scale);
-  GradientStats stats;
-  GradientSummarizer summarizer;
-  const auto add = [&](std::span<const float> rows) {
-    summarizer.Add(rows);
-    stats.largest = LargestFinite(rows, stats.largest);
-  };
-  if (absl::Status status = ForEachPiece(of, factor, add); !status.ok()) return status;
-  GradientSummary summary = summarizer.Finish();
-  stats.norm = summary.norm;
-  stats.non_finite = summary.non_finite;
-  if (!bias_) return stats;
-  const absl::StatusOr<std::vector<float>> bias = Bias(of, factor);
-  if (!bias.ok()) return bias.status();
-  GradientSummarizer of_bias;
-  of_bias.Add(*bias);
-  summary = of_bias.Finish();
-  stats.bias_norm = summary.norm;
-  stats.non_finite += summary.non_finite;
-  stats.largest = LargestFinite(*bias, stats.largest);
-  return stats;
+  return GradientStats{.norm = dw.norm(),
+                       .bias_norm = db.norm(),
+                       .largest = std::max(dw.largest(), db.largest()),
+                       .non_finite = dw.non_finite() + db.non_finite()};
 }
 
 absl::Status GradientSet::FoldSessions(const WindowGradient& of) {

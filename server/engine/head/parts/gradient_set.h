@@ -44,9 +44,7 @@ class GradientSet {
   absl::Status ReadRows(const WindowGradient& of, float scale, int64_t first_row, int64_t rows, float* out);
   absl::Status ReadBias(const WindowGradient& of, float scale, int64_t first_row, int64_t rows, float* out);
 
-  // Norm, checksum and what is not finite of the sum times `scale`: a flush's answer.
-  absl::Status Summarize(const WindowGradient& of, float scale, FlushInfo* flush);
-  // The same without the checksum, with the largest magnitude: what a trainer clips by.
+  // Of the sum times `scale`: a flush's answer, and what a trainer clips by.
   absl::StatusOr<GradientStats> Stats(const WindowGradient& of, double scale);
 
   // Adds those of the sessions to the window's, which holds the sum then; theirs are empty.
@@ -66,8 +64,8 @@ class GradientSet {
   absl::Status ForEachPiece(const WindowGradient& of, float scale,
                             absl::FunctionRef<void(std::span<const float> rows)> add);
   absl::StatusOr<std::vector<float>> Bias(const WindowGradient& of, float scale);
-  absl::Status SummarizeHere(const WindowGradient& of, float scale, GradientSummary* summary);
-  absl::Status SummarizeOnDevice(const WindowGradient& of, float scale, GradientSummary* summary);
+  // Of a sum with sessions, which the device does not hold.
+  absl::StatusOr<GradientStats> StatsHere(const WindowGradient& of, float scale);
 
   const int64_t vocab_size_;
   const int64_t hidden_size_;

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/engine/device/gradient_summary.h"
 #include "server/engine/device/head_backend.h"
 #include "server/engine/head/parts/accumulation_ledger.h"
 #include "server/engine/head/parts/optimizer_step.h"
@@ -42,8 +41,7 @@ struct FlushInfo {
   int64_t rows = 0;
   int64_t columns = 0;
   uint64_t window_tokens = 0;
-  GradientSummary summary;
-  std::optional<GradientSummary> bias_summary = {};  // of db, if the head has a bias
+  GradientStats stats = {};
 };
 
 using FlushCallback = std::function<void(absl::StatusOr<FlushInfo>)>;

@@ -278,7 +278,7 @@ TEST_F(DeterministicTest, AFlushThatIsAbortedChangesNothingAndTheNextWindowBegin
   const absl::StatusOr<FlushInfo> flush = BeginFlush();
   ASSERT_TRUE(flush.ok()) << flush.status();
   EXPECT_TRUE(SameBits(Read(*flush), gradient));
-  EXPECT_EQ(flush->summary.checksum, aborted->summary.checksum);
+  EXPECT_EQ(flush->stats.norm, aborted->stats.norm);
   EXPECT_EQ(flush->window_tokens, aborted->window_tokens);
   ASSERT_TRUE(CommitFlush(*head_, flush->flush_id).ok());
   SendInOrder(lane, kTokens, 2, next);
@@ -454,7 +454,7 @@ TEST_F(DeterministicTest, StatsInTheMiddleOfAWindowLeaveNoTraceInIt) {
   const absl::StatusOr<FlushInfo> flush = BeginFlush();
   ASSERT_TRUE(flush.ok()) << flush.status();
   EXPECT_TRUE(SameBits(Read(*flush), undisturbed));
-  EXPECT_EQ(whole->gradient.norm, flush->summary.norm);
+  EXPECT_EQ(whole->gradient.norm, flush->stats.norm);
   EXPECT_EQ(whole->window_tokens, flush->window_tokens);
 }
 

@@ -235,7 +235,7 @@ TEST_F(DeviceLoopTest, AFlushSeesEveryChunkBeforeItAndNoneOfTheNextGeneration) {
   const absl::StatusOr<FlushInfo> flush = Await("the flush to begin", begun);
   ASSERT_TRUE(flush.ok()) << flush.status();
   EXPECT_EQ(flush->window_tokens, 3U);
-  EXPECT_DOUBLE_EQ(flush->summary.norm, 6 * std::sqrt(static_cast<double>(kVocab * kHidden)));
+  EXPECT_DOUBLE_EQ(flush->stats.norm, 6 * std::sqrt(static_cast<double>(kVocab * kHidden)));
   EXPECT_EQ(*head->Submit(lane, next, [&] { resumed.set_value(); }), Head::Submission::kWait);
   ASSERT_TRUE(CommitFlush(*head, flush->flush_id).ok());
   Await("a waiting lane to be resumed", resumed);

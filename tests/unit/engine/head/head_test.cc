@@ -159,7 +159,7 @@ TEST_F(HeadTest, BeginFlushIsIdempotentAndAbortReopensTheWindow) {
 TEST_F(HeadTest, AnEmptyWindowFlushesAsZeros) {
   const absl::StatusOr<FlushInfo> flush = BeginFlush(1, {});
   ASSERT_TRUE(flush.ok()) << flush.status();
-  EXPECT_EQ(flush->summary.norm, 0);
+  EXPECT_EQ(flush->stats.norm, 0);
   EXPECT_EQ(flush->rows, kVocab);
 }
 

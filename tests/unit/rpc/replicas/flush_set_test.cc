@@ -236,7 +236,7 @@ TEST_P(KilledFlushTest, AFlushOutlivesThoseWhoHaveHadItsBatches) {
     while (!commit) {
       const FlushInfo flush = Flush(generation);
       ASSERT_EQ(flush.window_tokens, alone->window_tokens);
-      ASSERT_NEAR(flush.summary.norm, alone->summary.norm, 1e-5 * alone->summary.norm);
+      ASSERT_NEAR(flush.stats.norm, alone->stats.norm, 1e-5 * alone->stats.norm);
       const std::vector<float> gradient = Gradient(flush.flush_id);
       ASSERT_THAT(gradient, Pointwise(FloatNear(1e-4F), expected)) << "in window " << generation;
       if (Chance(0.5)) {
