@@ -96,13 +96,13 @@ RULES = [
     # Ranks of a group meet before they have a communicator, so this is where the two know of each other.
     (
         "server/rpc/group/",
-        r"server/rpc/(group|convert)/|server/rpc/(calls/worker_pool|compression|connections/acceptor|no_plugins)\.h$|server/engine/(group|common)/|server/engine/device/device_report\.h$|kernels/collectives/(rendezvous|result)\.h$|lossd/group/v1/",
+        r"server/rpc/(group|convert|fields)/|server/rpc/(calls/worker_pool|compression|connections/acceptor|no_plugins)\.h$|server/engine/(group|common)/|server/engine/device/device_report\.h$|kernels/collectives/(rendezvous|result)\.h$|lossd/group/v1/",
         rf"{DEVICE}|prometheus/",
     ),
     # Replicas meet as ranks do, and serve each other's clients.
     (
         "server/rpc/replicas/",
-        r"server/rpc/(replicas|group|services|calls|convert)/|server/engine/|server/telemetry/common/|kernels/collectives/|lossd/(group/)?v1/",
+        r"server/rpc/(replicas|group|services|calls|convert|fields)/|server/engine/|server/telemetry/common/|kernels/collectives/|lossd/(group/)?v1/",
         rf"{DEVICE}|prometheus/",
     ),
     # The messages between ranks that lanes go by.
@@ -113,7 +113,7 @@ RULES = [
     ),
     *layers(
         "server/rpc/",
-        ["", "replicas/", "lanes/", "services/", "compute/", "connections/", "transport/", "calls/", "convert/"],
+        ["", "replicas/", "lanes/", "services/", "compute/", "connections/", "transport/", "calls/", "convert/", "fields/"],
         rf"server/engine/|server/telemetry/|proto/|lossd/v1/|{VERSION}|{TYPES}",
         rf"{DEVICE}|prometheus/",
     ),
