@@ -26,7 +26,7 @@
 #include "server/engine/device/sharded/sharded_rank.h"
 #include "server/engine/group/awaited_answers.h"
 #include "server/rpc/group/answer_wire.h"
-#include "server/rpc/group/command_wire.h"
+#include "server/rpc/group/group_wire.h"
 #include "tests/conformance/held_device.h"
 #include "tests/support/wait.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <variant>
 
-#include "server/rpc/group/command_wire.h"
+#include "server/rpc/group/group_wire.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lossd::fuzz {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "server/rpc/group/command_wire.h"
+#include "server/rpc/group/group_wire.h"
 #include "server/rpc/group/group_timing.h"
 
 namespace lossd::simulation {

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/common/worker_pool.h"
 #include "server/rpc/group/answer_wire.h"
-#include "server/rpc/group/command_wire.h"
+#include "server/rpc/group/group_wire.h"
 #include "server/rpc/group/group_timing.h"
 #include "server/rpc/group/leader_stream.h"
 #include "server/rpc/group/report_wire.h"

@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "server/engine/group/rank_channel.h"
 #include "server/rpc/group/answer_wire.h"
-#include "server/rpc/group/command_wire.h"
+#include "server/rpc/group/group_wire.h"
 #include "server/rpc/group/group_timing.h"
 #include "server/rpc/group/report_wire.h"
 
