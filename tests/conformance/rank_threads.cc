@@ -25,7 +25,6 @@
 #include "server/engine/device/sharded/sharded_device.h"
 #include "server/engine/device/sharded/sharded_rank.h"
 #include "server/engine/group/awaited_answers.h"
-#include "server/rpc/group/answer_wire.h"
 #include "server/rpc/group/group_wire.h"
 #include "tests/conformance/held_device.h"
 #include "tests/support/wait.h"
@@ -258,10 +257,11 @@ class RankThreads : public RankChannel {
 
   // By the wire's bytes, and checked as the leader of a group does.
   void TakeAnswer(int32_t rank, const AnsweredChunk& chunk) {
-    AnsweredChunk came = rpc::ToEngine(rpc::ToProto(chunk));
+    absl::StatusOr<AnsweredChunk> came = rpc::ParseAnswer(rpc::SerializeAnswer(chunk));
+    if (!came.ok()) GiveUp(rank, came.status());
     const std::lock_guard lock(answered_mutex_);
-    if (const absl::Status taken = awaited_.Take(rank, came); !taken.ok()) GiveUp(rank, taken);
-    answered_.push_back(std::move(came));
+    if (const absl::Status taken = awaited_.Take(rank, *came); !taken.ok()) GiveUp(rank, taken);
+    answered_.push_back(*std::move(came));
   }
 
   static void Execute(ShardedRank& own, int32_t rank, Mailbox::Letter letter, WorkerPool& beside) {

@@ -3,6 +3,8 @@
 #ifndef LOSSD_SERVER_ENGINE_CHUNK_CHUNK_FIELDS_H_
 #define LOSSD_SERVER_ENGINE_CHUNK_CHUNK_FIELDS_H_
 
+#include <array>
+#include <tuple>
 #include <utility>
 
 #include "kernels/linear_cross_entropy.h"
@@ -15,9 +17,8 @@ namespace lossd::kernels {
 
 template <class Visit>
 void Fields(Visit& visit, engine::Is<LossOptions> auto& options) {
-  auto& [logit_scale, softcap, label_smoothing, lse_square_scale] = options;
-  visit("logit_scale", logit_scale, "softcap", softcap, "label_smoothing", label_smoothing,
-        "lse_square_scale", lse_square_scale);
+  std::apply([&](const auto&... option) { engine::FieldsBy(visit, options, option...); },
+             std::to_array(kLossOptions));
 }
 
 template <class Visit>
@@ -33,19 +34,13 @@ namespace lossd::engine {
 
 template <class Visit>
 void Fields(Visit& visit, Is<OptimizerConfig> auto& config) {
-  auto& [kind, weight_decay, momentum, dampening, nesterov, beta1, beta2, eps, maximize] = config;
-  visit("kind", kind, "weight_decay", weight_decay, "momentum", momentum, "dampening", dampening, "nesterov",
-        nesterov, "beta1", beta1, "beta2", beta2, "eps", eps, "maximize", maximize);
+  std::apply([&](const auto&... field) { FieldsBy(visit, config, field...); }, kOptimizerFields);
 }
 
 template <class Visit>
 void Fields(Visit& visit, Is<HeadConfig> auto& config) {
-  auto& [name, vocab_size, hidden_size, weight_type, logit_scale, softcap, class_weights, weight_gradients,
-         bias, optimizer, master_weights, double_buffer, fixed_segments, held_bytes] = config;
-  visit("name", name, "vocab_size", vocab_size, "hidden_size", hidden_size, "weight_type", weight_type,
-        "logit_scale", logit_scale, "softcap", softcap, "class_weights", class_weights, "weight_gradients",
-        weight_gradients, "bias", bias, "optimizer", optimizer, "master_weights", master_weights,
-        "double_buffer", double_buffer, "fixed_segments", fixed_segments, "held_bytes", held_bytes);
+  constexpr ConfigField kClassWeights{"class_weights", &HeadConfig::class_weights};
+  std::apply([&](const auto&... field) { FieldsBy(visit, config, field..., kClassWeights); }, kHeadFields);
 }
 inline const char* FaultOf(const HeadConfig& config) {
   if (config.class_weights == nullptr) return nullptr;

@@ -14,6 +14,7 @@
 #define LOSSD_SERVER_ENGINE_COMMON_FIELDS_H_
 
 #include <concepts>
+#include <tuple>
 #include <type_traits>
 
 namespace lossd::engine {
@@ -21,6 +22,12 @@ namespace lossd::engine {
 // Value is Struct, const or not.
 template <class Value, class Struct>
 concept Is = std::same_as<std::remove_const_t<Value>, Struct>;
+
+// The Fields of a struct by a table of its members, {name, pointer to member}.
+template <class Visit, class Struct, class... Members>
+void FieldsBy(Visit& visit, Struct& value, const Members&... members) {
+  std::apply(visit, std::tuple_cat(std::forward_as_tuple(members.name, value.*members.value)...));
+}
 
 }  // namespace lossd::engine
 

@@ -47,18 +47,10 @@ absl::StatusOr<engine::LogitsRequest> ToEngine(v1::LogitsRequest* request);
 engine::Chunk ToEngine(wire::ReceivedRequest request);
 
 void ToProto(const engine::CheckpointInfo& info, v1::Checkpoint* checkpoint);
-// The numbers that kernels::kLossOptions lists; each is set.
-void ToProto(const kernels::LossOptions& options, v1::LossOptions* proto);
-// The same; one that is not set is as by default.
-kernels::LossOptions ToEngine(const v1::LossOptions& proto);
 // Without the teacher and its hidden states. INVALID_ARGUMENT of a divergence that there is not.
-void ToProto(const kernels::Distillation& loss, v1::Distillation* proto);
 absl::StatusOr<kernels::Distillation> ToEngine(const v1::Distillation& proto);
 engine::WantedReturns ToEngine(const v1::WantedReturns& wanted);
-void ToProto(const engine::WantedReturns& returns, v1::WantedReturns* proto);
-
 void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto);
-engine::TokenReturns ToEngine(const v1::TokenReturns& proto);
 void ToProto(const engine::OptimizerConfig& config, v1::Optimizer* optimizer);
 void ToProto(const engine::HeadConfig& config, v1::HeadConfig* proto);
 void ToProto(const engine::HeadConfig& config, v1::CreateHeadRequest* request);

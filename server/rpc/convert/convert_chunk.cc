@@ -98,19 +98,6 @@ void TakeNumbers(const v1::LossOptions& proto, const Set& set) {
 
 }  // namespace
 
-void ToProto(const kernels::LossOptions& options, v1::LossOptions* proto) {
-  const LossFields& fields = FieldsOfLoss();
-  for (size_t i = 0; i < fields.size(); ++i) {
-    proto->GetReflection()->SetFloat(proto, fields[i], options.*kernels::kLossOptions[i].value);
-  }
-}
-
-kernels::LossOptions ToEngine(const v1::LossOptions& proto) {
-  kernels::LossOptions options;
-  TakeNumbers(proto, [&options](kernels::LossValue option, float value) { options.*option = value; });
-  return options;
-}
-
 void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto) {
   proto->set_log_sum_exp(std::move(returns.log_sum_exp));
   proto->set_z_losses(std::move(returns.z_losses));
@@ -123,20 +110,6 @@ void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto) {
   proto->set_top_log_probabilities(std::move(returns.top_log_probabilities));
 }
 
-engine::TokenReturns ToEngine(const v1::TokenReturns& proto) {
-  engine::TokenReturns returns;
-  returns.log_sum_exp = proto.log_sum_exp();
-  returns.z_losses = proto.z_losses();
-  returns.log_probabilities = proto.log_probabilities();
-  returns.entropies = proto.entropies();
-  returns.predictions = proto.predictions();
-  returns.target_ranks = proto.target_ranks();
-  returns.divergences = proto.divergences();
-  returns.top_tokens = proto.top_tokens();
-  returns.top_log_probabilities = proto.top_log_probabilities();
-  return returns;
-}
-
 engine::WantedReturns ToEngine(const v1::WantedReturns& wanted) {
   return {.log_sum_exp = wanted.log_sum_exp(),
           .z_loss = wanted.z_losses(),
@@ -146,19 +119,6 @@ engine::WantedReturns ToEngine(const v1::WantedReturns& wanted) {
           .target_rank = wanted.target_ranks(),
           .divergence = wanted.divergences(),
           .top_k = wanted.top_k()};
-}
-
-void ToProto(const engine::WantedReturns& returns, v1::WantedReturns* proto) {
-  const auto& [log_sum_exp, z_loss, log_probability, entropy, prediction, target_rank, divergence, top_k] =
-      returns;
-  proto->set_log_sum_exp(log_sum_exp);
-  proto->set_z_losses(z_loss);
-  proto->set_log_probabilities(log_probability);
-  proto->set_entropies(entropy);
-  proto->set_predictions(prediction);
-  proto->set_target_ranks(target_rank);
-  proto->set_divergences(divergence);
-  proto->set_top_k(top_k);
 }
 
 namespace {
@@ -247,17 +207,6 @@ void ToProto(const engine::ChunkTimes& times, v1::ChunkTiming* proto) {
 }
 
 }  // namespace
-
-void ToProto(const kernels::Distillation& loss, v1::Distillation* proto) {
-  const auto& [divergence, beta, temperature, weight, label_weight] = loss;
-  for (const auto& [wire, ours] : kDivergences) {
-    if (ours == divergence) proto->set_divergence(wire);
-  }
-  proto->set_beta(beta);
-  proto->set_temperature(temperature);
-  proto->set_weight(weight);
-  proto->set_label_weight(label_weight);
-}
 
 absl::StatusOr<kernels::Distillation> ToEngine(const v1::Distillation& proto) {
   kernels::Distillation loss{.beta = proto.beta(),

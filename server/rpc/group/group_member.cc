@@ -13,11 +13,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/common/worker_pool.h"
-#include "server/rpc/group/answer_wire.h"
-#include "server/rpc/group/group_wire.h"
 #include "server/rpc/group/group_timing.h"
+#include "server/rpc/group/group_wire.h"
 #include "server/rpc/group/leader_stream.h"
-#include "server/rpc/group/report_wire.h"
 #include "server/rpc/group/ticker.h"
 
 namespace lossd::rpc {
@@ -148,7 +146,6 @@ class JoinedMember final : public GroupMember {
   const absl::Duration interval_;
   std::shared_ptr<LeaderStream> stream_;
   std::unique_ptr<MemberRendezvous> rendezvous_;
-  ReportWriter reports_;
   std::unique_ptr<Ticker> heartbeats_;  // it uses the above
   // Both wait for what they do when they go: at the end in order. After an error that may take for ever, and
   // the process ends without it.
@@ -174,14 +171,14 @@ void JoinedMember::Report(const engine::RankExecutor& executor) {
     report.activity.command = waiting.command;
     report.activity.command_seconds = waiting.seconds;
   }
-  stream_->Report(reports_.Changed(report));
+  stream_->Report(SerializeReport(report));
 }
 
 absl::Status JoinedMember::Run(engine::RankExecutor& executor) {
   // Short waits of this thread end when they should; others may be off by 50 µs. No matter if it is refused.
   (void)prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   executor.TellAnswersTo(
-      [this](engine::AnsweredChunk chunk) { stream_->TellAnswered(ToProto(std::move(chunk))); });
+      [this](const engine::AnsweredChunk& chunk) { stream_->TellAnswered(SerializeAnswer(chunk)); });
   const Interrupting interrupting(*stream_, executor);
   Report(executor);
   // Not with the heartbeats: a device may keep a report waiting.

@@ -8,10 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/engine/group/rank_channel.h"
-#include "server/rpc/group/answer_wire.h"
-#include "server/rpc/group/group_wire.h"
 #include "server/rpc/group/group_timing.h"
-#include "server/rpc/group/report_wire.h"
+#include "server/rpc/group/group_wire.h"
 
 namespace lossd::rpc {
 namespace {
@@ -347,8 +345,9 @@ absl::Status GroupState::Ask(const engine::GroupCommand& command) {
 }
 
 absl::Status GroupState::Take(int32_t rank, const group::v1::MemberMessage& message) {
-  // Large, and copied without the lock that the device's loop needs, too.
-  if (message.has_answered()) return TakeAnswered(rank, ToEngine(message.answered()));
+  // Large, and read without the lock that the device's loop needs, too.
+  if (message.has_answered()) return TakeAnswered(rank, ParseAnswer(message.answered()));
+  if (message.has_report()) return TakeReport(rank, ParseReport(message.report()));
   RankAnswered done;
   {
     const engine::MutexLock lock(mutex_);
@@ -372,6 +371,7 @@ absl::Status GroupState::TakeLocked(int32_t rank, const group::v1::MemberMessage
     case group::v1::MemberMessage::kAnswered:
     case group::v1::MemberMessage::kDrain:
     case group::v1::MemberMessage::kHeartbeat:
+    case group::v1::MemberMessage::kReport:
       return absl::OkStatus();
     case group::v1::MemberMessage::kOffer:
       return TakeOffer(rank, message.offer());
@@ -379,8 +379,6 @@ absl::Status GroupState::TakeLocked(int32_t rank, const group::v1::MemberMessage
       return TakeReply(rank, message.reply());
     case group::v1::MemberMessage::kApplied:
       return TakeApplied(rank);
-    case group::v1::MemberMessage::kReport:
-      return TakeReport(rank, message.report());
     case group::v1::MemberMessage::kHello:
       return absl::InvalidArgumentError("hello came twice");
     case group::v1::MemberMessage::MESSAGE_NOT_SET:
@@ -400,13 +398,14 @@ absl::Status GroupState::TakeReply(int32_t rank, const group::v1::Reply& reply) 
   return absl::OkStatus();
 }
 
-absl::Status GroupState::TakeAnswered(int32_t rank, engine::AnsweredChunk chunk) {
+absl::Status GroupState::TakeAnswered(int32_t rank, absl::StatusOr<engine::AnsweredChunk> chunk) {
   const engine::MutexLock lock(mutex_);
   if (!over_.ok()) return absl::OkStatus();  // it is late
+  if (!chunk.ok()) return absl::InternalError(chunk.status().message());
   members_[static_cast<size_t>(rank)].silent = 0;
-  if (absl::Status status = answers_.Take(rank, chunk); !status.ok()) return status;
+  if (absl::Status status = answers_.Take(rank, *chunk); !status.ok()) return status;
   const engine::MutexLock answered_lock(answered_mutex_);
-  answered_.push_back(std::move(chunk));
+  answered_.push_back(*std::move(chunk));
   any_answered_ = true;
   return absl::OkStatus();
 }
@@ -433,13 +432,15 @@ absl::Status GroupState::TakeApplied(int32_t rank) {
   return absl::OkStatus();
 }
 
-absl::Status GroupState::TakeReport(int32_t rank, const group::v1::Report& report) {
-  std::optional<engine::RankReport>& last = members_[static_cast<size_t>(rank)].report;
-  if (!last.has_value()) {
-    last.emplace();
-    changed_.NotifyAll();
-  }
-  return rpc::TakeReport(report, &*last);
+absl::Status GroupState::TakeReport(int32_t rank, absl::StatusOr<engine::RankReport> report) {
+  const engine::MutexLock lock(mutex_);
+  if (!over_.ok()) return absl::OkStatus();  // it is late
+  if (!report.ok()) return absl::InternalError(report.status().message());
+  Member& member = members_[static_cast<size_t>(rank)];
+  member.silent = 0;
+  member.report = *std::move(report);
+  changed_.NotifyAll();
+  return absl::OkStatus();
 }
 
 engine::GroupReport GroupState::Report() {

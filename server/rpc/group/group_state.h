@@ -147,7 +147,8 @@ class GroupState {
   RankAnswered TakeAsked(int32_t rank, uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Tells those who still wait for an answer that there will be none.
   void GiveUpAsked() ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status TakeAnswered(int32_t rank, engine::AnsweredChunk chunk) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status TakeAnswered(int32_t rank, absl::StatusOr<engine::AnsweredChunk> chunk)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status TakeApplied(int32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whatever does not have to be answered with the lock released.
   absl::Status TakeLocked(int32_t rank, const group::v1::MemberMessage& message)
@@ -164,8 +165,8 @@ class GroupState {
     std::optional<Late> lost;  // whose rank is to be given up
   };
   Unanswered AgeAsked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status TakeReport(int32_t rank, const group::v1::Report& report)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TakeReport(int32_t rank, absl::StatusOr<engine::RankReport> report)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // To every rank that is there.
   void Broadcast(const std::shared_ptr<const group::v1::LeaderMessage>& message)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -215,16 +215,16 @@ LeaderStream::Waiting LeaderStream::OldestWaiting() {
   return {commands_.front().command.name(), waited.count()};
 }
 
-void LeaderStream::Report(group::v1::Report report) {
+void LeaderStream::Report(std::string report) {
   auto message = std::make_shared<MemberMessage>();
-  *message->mutable_report() = std::move(report);
+  message->set_report(std::move(report));
   const engine::MutexLock lock(mutex_);
   Write(std::move(message));
 }
 
-void LeaderStream::TellAnswered(group::v1::Answered answered) {
+void LeaderStream::TellAnswered(std::string answered) {
   auto message = std::make_shared<MemberMessage>();
-  *message->mutable_answered() = std::move(answered);
+  message->set_answered(std::move(answered));
   const engine::MutexLock lock(mutex_);
   Write(std::move(message));
 }

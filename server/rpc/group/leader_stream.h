@@ -70,9 +70,9 @@ class LeaderStream final
   void Reply(uint64_t number, const absl::Status& status) {
     Reply(number, status.ok() ? absl::StatusOr<std::string>("") : status);
   }
-  void TellAnswered(group::v1::Answered answered) ABSL_LOCKS_EXCLUDED(mutex_);
+  void TellAnswered(std::string answered) ABSL_LOCKS_EXCLUDED(mutex_);
   void TellApplied() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Report(group::v1::Report report) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Report(std::string report) ABSL_LOCKS_EXCLUDED(mutex_);
   void RequestDrain() ABSL_LOCKS_EXCLUDED(mutex_);
   void Break() ABSL_LOCKS_EXCLUDED(mutex_);
 

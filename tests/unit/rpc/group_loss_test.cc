@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/rpc/group/group_wire.h"
 #include "tests/unit/rpc/group_ranks.h"
 
 namespace lossd::rpc::group_loss_test {
@@ -115,8 +116,12 @@ TEST(GroupLoss, ARankThatTalksNonsenseIsLost) {
   }
   message.mutable_applied();
   ExpectLost({message}, "more batches than were started");
-  message.mutable_answered()->set_batch(1);
+  message.set_answered(SerializeAnswer({.batch = 1, .chunk = 0, .losses = {}, .returns = {}}));
   ExpectLost({message}, "nobody waits for chunk 0 of batch 1");
+  message.set_answered("\x80");
+  ExpectLost({message}, "answer has not the members");
+  message.set_report("x");
+  ExpectLost({message}, "report is no array");
 }
 
 TEST(GroupLoss, ARankThatTakesNothingIsLostThoughItSaysThatItIsThere) {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc/group/group_timing.h"
+#include "server/rpc/group/group_wire.h"
 #include "server/rpc/group/message_queue.h"
 #include "tests/unit/rpc/group_ranks.h"
 
@@ -124,6 +125,16 @@ class SilentRank final : public RankStream {
   bool IsStuck() override { return false; }
 };
 
+std::string AnyAnswer(std::mt19937_64& random, uint64_t batch) {
+  engine::AnsweredChunk answer{.batch = batch, .chunk = 0, .losses = {}, .returns = {}};
+  answer.chunk = static_cast<uint32_t>(random() % 2);
+  answer.losses = std::string(4 * (random() % 2), 'l');
+  if (random() % 8 == 0) answer.returns.entropies = "more";
+  std::string bytes = SerializeAnswer(answer);
+  if (random() % 8 == 0) bytes.pop_back();
+  return bytes;
+}
+
 // Whatever a member may say, and much that it may not.
 group::v1::MemberMessage AnyMessage(std::mt19937_64& random) {
   const auto number = [&random]() -> uint64_t { return random() % 4 == 0 ? random() : random() % 4; };
@@ -148,10 +159,7 @@ group::v1::MemberMessage AnyMessage(std::mt19937_64& random) {
       message.mutable_heartbeat();
       break;
     case 5:
-      message.mutable_answered()->set_batch(number());
-      message.mutable_answered()->set_chunk(static_cast<uint32_t>(random() % 2));
-      message.mutable_answered()->set_losses(std::string(4 * (random() % 2), 'l'));
-      if (random() % 8 == 0) message.mutable_answered()->mutable_returns()->set_entropies("more");
+      message.set_answered(AnyAnswer(random, number()));
       break;
     case 6:
       message.mutable_drain();
@@ -220,7 +228,9 @@ TEST(GroupState, WhatComesLateChangesNothing) {
   EXPECT_TRUE(state.Take(1, applied).ok());
   EXPECT_EQ(state.batches_applied(), 0) << "nobody may take the batch for done";
   group::v1::MemberMessage report;
-  report.mutable_report()->mutable_device()->set_name("late");
+  engine::RankReport late;
+  late.device = "late";
+  report.set_report(SerializeReport(late));
   EXPECT_TRUE(state.Take(1, report).ok());
   EXPECT_EQ(state.Report().ranks[1].device, "");
   group::v1::MemberMessage drain;

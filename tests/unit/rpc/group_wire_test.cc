@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/engine/device/device_report_fields.h"
 #include "server/engine/group/group_command_fields.h"
 #include "tests/unit/rpc/fields/every_member.h"
 
@@ -53,14 +54,19 @@ void ForEachCommand(const Visit& visit) {
   ForEachCommand(visit, std::make_index_sequence<std::variant_size_v<GroupCommand>>());
 }
 
-// Whoever adds a member to a command, an option to kernels::LossOptions or a value to one of the structs in
-// them has to name it in its Fields, where it does not compile otherwise; if it is named there and not told,
-// or its kind does not arrive, this fails. A new command is here because it is in the variant.
+// A command that is added is here because it is in the variant. A struct with a member that is added does not
+// compile until its Fields take it apart with it; a loss option or a field of a head arrives by its table.
+// This fails where Fields, or the table, do not tell a member.
 TEST(GroupWire, EveryMemberOfEveryCommandArrives) {
   ForEachCommand([](const auto& command) {
     SCOPED_TRACE(engine::NameOf(command));
     ExpectEveryMemberArrives<GroupCommand>(command);
   });
+}
+
+TEST(GroupWire, EveryMemberOfAnswersAndReportsArrives) {
+  ExpectEveryMemberArrives<engine::AnsweredChunk>(engine::AnsweredChunk());
+  ExpectEveryMemberArrives<engine::RankReport>(engine::RankReport());
 }
 
 // By the table that checks, messages and checkpoints go over, not by what the options tell of themselves.
@@ -161,12 +167,12 @@ TEST(GroupWire, AnItemOfAnotherKindIsRefused) {
 TEST(GroupWire, WhatIsReadIsWrittenTheSameWay) {
   for (const std::string& bytes : OneOfEach()) {
     for (size_t at = 0; at < bytes.size(); ++at) {
-      for (int value = 0; value < 256; ++value) {
+      for (int bit = 0; bit < 8; ++bit) {
         std::string damaged = bytes;
-        damaged[at] = static_cast<char>(value);
+        damaged[at] = static_cast<char>(damaged[at] ^ 1 << bit);
         const absl::StatusOr<GroupCommand> read = ParseCommand(damaged);
         if (!read.ok()) continue;
-        EXPECT_EQ(SerializeCommand(*read), damaged) << "byte " << at << " is " << value;
+        EXPECT_EQ(SerializeCommand(*read), damaged) << "bit " << bit << " of byte " << at;
       }
     }
   }
@@ -226,9 +232,18 @@ TEST(GroupWire, ValuesThatMakeNoSenseAreRefused) {
   EXPECT_THAT(Refused(engine::CreateGradientCommand{1, config}), HasSubstr("more or fewer class_weights"));
 }
 
+TEST(GroupWire, AReportOfMemoryThatNoProcessHasIsRefused) {
+  engine::RankReport report;
+  report.memory.heads["a"] = {{"weights", 1}, {"gradient", 2, engine::MemoryPlace::kRank}};
+  EXPECT_THAT(std::string(ParseReport(SerializeReport(report)).status().message()),
+              HasSubstr("report.memory.heads[0].value[1] is at a place that no process has"));
+}
+
 TEST(GroupWire, BytesOfSomethingElseAreRefused) {
   for (const char* bytes : {"", "\xFF\xFF\xFF", "PRI * HTTP/2.0", "\x82\x18\x18\x81\x01", "\x82\x20\x80"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseCommand(bytes).status())) << bytes;
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseAnswer(bytes).status())) << bytes;
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseReport(bytes).status())) << bytes;
   }
 }
 

@@ -115,6 +115,7 @@ class MemberTexts {
 
   template <class Value>
   void Tell(const std::string& path, const std::vector<Value>& values) {
+    texts_[path] = std::to_string(values.size());
     TellAll(path, values);
   }
   template <class Value, size_t size>
@@ -163,7 +164,6 @@ class MemberTexts {
   }
   template <class Values>
   void TellAll(const std::string& path, const Values& values) {
-    texts_[path] = std::to_string(values.size());
     size_t index = 0;
     for (const auto& value : values) Tell(path + "." + std::to_string(index++), value);
   }
