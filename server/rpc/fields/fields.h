@@ -101,7 +101,7 @@ class FieldWriter {
   void Write(const std::variant<Values...>& value) {
     cbor_.Array(2);
     Write(value.index());
-    std::visit([this](const auto& one) { Write(one); }, value);
+    std::visit([this](const auto& one) { this->Write(one); }, value);
   }
   template <class Struct>
   void Write(const Struct& value) {

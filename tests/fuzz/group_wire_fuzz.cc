@@ -1,6 +1,4 @@
-// Commands of a group's leader, as another rank reads them.
-#include <google/protobuf/stubs/logging.h>
-
+// What the ranks of a group say to each other: commands, answers and reports.
 #include <string>
 #include <variant>
 
@@ -32,20 +30,28 @@ void Check(const engine::GroupCommand& command) {
   if (const auto* written = std::get_if<engine::WriteRowsCommand>(&command)) {
     CheckRows(written->first_row, written->rows);
   }
-  const std::string bytes = rpc::SerializeCommand(command);
-  const absl::StatusOr<engine::GroupCommand> again = rpc::ParseCommand(bytes);
-  Expect(again.ok(), "what is written is accepted");
-  Expect(again->index() == command.index() && rpc::SerializeCommand(*again) == bytes,
-         "what is read again is the same");
+}
+
+// There is one way to write each value.
+void ExpectSame(const std::string& written, absl::string_view read) {
+  Expect(written == read, "what is read is written the same way");
 }
 
 }  // namespace
 }  // namespace lossd::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const google::protobuf::LogSilencer kSilent;  // it reports every string that is no UTF-8
+  using lossd::fuzz::ExpectSame;
   const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
-  const absl::StatusOr<lossd::engine::GroupCommand> command = lossd::rpc::ParseCommand(bytes);
-  if (command.ok()) lossd::fuzz::Check(*command);
+  if (const auto command = lossd::rpc::ParseCommand(bytes); command.ok()) {
+    lossd::fuzz::Check(*command);
+    ExpectSame(lossd::rpc::SerializeCommand(*command), bytes);
+  }
+  if (const auto answer = lossd::rpc::ParseAnswer(bytes); answer.ok()) {
+    ExpectSame(lossd::rpc::SerializeAnswer(*answer), bytes);
+  }
+  if (const auto report = lossd::rpc::ParseReport(bytes); report.ok()) {
+    ExpectSame(lossd::rpc::SerializeReport(*report), bytes);
+  }
   return 0;
 }
