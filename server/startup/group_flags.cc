@@ -301,6 +301,8 @@ absl::StatusOr<GroupOptions> ReadGroupFlags(const std::string& devices, bool rep
   }
   if (absl::Status status = ReadRankProcess(group); !status.ok()) return status;
   if (group.host_ranks == 0) group.host_ranks = group.local_ranks();
+  if (group.ranks() == 1 || group.process.has_value()) return group;
+  if (absl::Status can = CheckInterfaces(); !can.ok()) return can;
   return group;
 }
 

@@ -14,8 +14,9 @@
 namespace lossd {
 
 // `devices` is --devices; empty: it is not given. `replicas`: there are some, which have flags in common with
-// groups over hosts. INVALID_ARGUMENT naming the flag or the launcher's
-// variable, and what to do. UNAVAILABLE if a rank's process cannot read what its parent could.
+// groups over hosts. INVALID_ARGUMENT naming the flag or the launcher's variable, and what to do.
+// FAILED_PRECONDITION: CheckInterfaces()'s. UNAVAILABLE if a rank's process cannot read what its parent
+// could.
 absl::StatusOr<GroupOptions> ReadGroupFlags(const std::string& devices, bool replicas);
 
 // Where this process, a rank that is not the leader, takes lanes, if the server listens at `listen` and for

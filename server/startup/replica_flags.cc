@@ -10,6 +10,7 @@
 #include "server/engine/checkpoint/checkpoint.h"
 #include "server/rpc/transport/listen_address.h"
 #include "server/startup/flag_checks.h"
+#include "server/startup/group/network_interface.h"
 #include "server/startup/group_flags.h"
 #include "server/startup/replicas/replica_finder.h"
 
@@ -80,6 +81,7 @@ absl::StatusOr<ReplicaOptions> ReadReplicaFlags() {
   options.timeout = absl::GetFlag(FLAGS_replica_timeout);
   absl::Status right = CheckDuration("replica_timeout", options.timeout, absl::Seconds(1));
   if (!right.ok()) return right;
+  if (absl::Status can = CheckInterfaces(); !can.ok()) return can;
   const bool one_host = rpc::IsLoopback(options.leader);
   if (absl::Status network = ReadNetworkOfReplicas(one_host, &options.interface); !network.ok()) {
     return network;

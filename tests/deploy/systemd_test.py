@@ -7,13 +7,18 @@ usage: systemd_test.py LOSSD REPOSITORY   with tests/support in PYTHONPATH
 from __future__ import annotations
 
 import configparser
+import ctypes
+import errno
 import json
 import os
 import re
 import signal
+import socket
+import struct
 import sys
 import tempfile
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 
 from lossd_server import LossdServer
@@ -28,6 +33,26 @@ MOST_EXPOSED = 20
 def seconds(duration: str) -> int:
     number, unit = re.fullmatch(r"(\d+)([smh])", duration).groups()  # type: ignore[union-attr]
     return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+
+
+def restrict_address_families(names: str) -> Callable[[], None]:
+    """What systemd does for RestrictAddressFamilies= before it executes a program of this machine's own architecture."""
+    socket_call = {"x86_64": 41, "aarch64": 198}[os.uname().machine]
+    allowed = [int(getattr(socket, name)) for name in names.split()]
+    load, equal, give = 0x20, 0x15, 0x06
+    refuse = (give, 0, 0, 0x00050000 | errno.EAFNOSUPPORT)
+    program = [(load, 0, 0, 0), (equal, 0, len(allowed) + 2, socket_call), (load, 0, 0, 16),
+               *((equal, len(allowed) - i, 0, family) for i, family in enumerate(allowed)), refuse, (give, 0, 0, 0x7FFF0000)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def restrict() -> None:
+        no_new_privileges, seccomp, by_filter = 38, 22, 2
+        filters = struct.pack("HP", len(program), ctypes.addressof(code))
+        if prctl(no_new_privileges, 1, 0, 0, 0) != 0 or prctl(seccomp, by_filter, filters, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "seccomp")
+
+    return restrict
 
 
 class Configured(LossdServer):
@@ -87,6 +112,18 @@ class Unit(unittest.TestCase):
         self.assertEqual(self.service["ExecReload"], "/bin/kill -HUP $MAINPID")
         server.signal(signal.SIGHUP)
         self.assertEqual(server.stop(), 0)
+
+    def test_several_devices_start_with_its_address_families_and_name_the_one_that_is_missing(self) -> None:
+        families = self.service["RestrictAddressFamilies"]
+        with LossdServer(LOSSD, "--devices=cpu,cpu", "--same_host_regions", "--workspace_bytes=16M",
+                         preexec_fn=restrict_address_families(families)) as server:
+            self.assertEqual(server.stop(), 0)
+        less = restrict_address_families(families.replace("AF_NETLINK", ""))
+        for flags in (["--devices=cpu,cpu"],
+                      ["--replica_set=s", "--replicas=2", "--replica=0", "--replica_leader=127.0.0.1"]):
+            done = run(LOSSD, "--listen=127.0.0.1:0", "--metrics_listen=", *flags, preexec_fn=less)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("add AF_NETLINK to RestrictAddressFamilies= of its unit", done.stderr)
 
 
 if __name__ == "__main__":

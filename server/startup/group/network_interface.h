@@ -9,8 +9,12 @@
 
 namespace lossd {
 
+// Whether this process may ask for the network interfaces of its host, as Gloo, NCCL and the functions below
+// do. FAILED_PRECONDITION, saying what forbids it and what to change.
+absl::Status CheckInterfaces();
+
 // Numeric addresses of an interface that is up, IPv4 first, without those of one link alone where there are
-// others. INVALID_ARGUMENT, naming those that there are, if it has none.
+// others. INVALID_ARGUMENT, naming those that there are, if it has none; else CheckInterfaces()'s.
 absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& interface);
 
 // Where node 0 listens for the ranks of others, or replica 0 for others, host:port: the address of the
@@ -19,6 +23,10 @@ absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& interfac
 // there. May ask the network for the name.
 absl::StatusOr<std::string> ControlAddress(const std::string& interface, const std::string& leader,
                                            const char* flag);
+
+// Whether `leader`, host:port, is this host, by an address of an interface or a name of it. May ask the
+// network for the name.
+bool IsOfThisHost(const std::string& leader);
 
 }  // namespace lossd
 

@@ -37,6 +37,11 @@ TEST(NetworkInterface, ALeaderListensOnTheAddressThatOthersKnowOrTheFirst) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST(NetworkInterface, OfThisHostAreItsAddressesAndItsNames) {
+  for (const char* leader : {"127.0.0.1:7", "[::1]:7", "localhost:7"}) EXPECT_TRUE(IsOfThisHost(leader));
+  for (const char* leader : {"203.0.113.7:7", "lossd-0.invalid:7"}) EXPECT_FALSE(IsOfThisHost(leader));
+}
+
 TEST(NetworkInterface, ALeaderThatIsSomewhereElseIsNotWaitedFor) {
   const absl::Status status = ControlAddress("lo", "203.0.113.7:7", "--group_leader").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
