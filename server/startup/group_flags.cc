@@ -69,6 +69,8 @@ ABSL_FLAG(std::string, advertise_host, "",
 ABSL_FLAG(int32_t, group_rank, -1, "internal: set for the processes of --devices");
 ABSL_FLAG(int32_t, group_ranks, 0, "internal: set for the processes of --devices");
 ABSL_FLAG(int32_t, group_host_ranks, 0, "internal: set for the processes of --devices");
+ABSL_FLAG(int32_t, group_host_rank, 0, "internal: set for the processes of --devices");
+ABSL_FLAG(bool, group_first_of_host, true, "internal: set for the processes of --devices");
 ABSL_FLAG(int64_t, group_epoch, 0, "internal: set for the processes of --devices");
 ABSL_FLAG(std::string, group_socket, "", "internal: set for the processes of --devices");
 ABSL_FLAG(std::string, group_listen, "", "internal: set for the processes of --devices");
@@ -219,8 +221,17 @@ absl::Status ReadHosts(const std::string& launcher, const std::string& devices, 
   group.leader = place->leader;
   if (absl::Status fits = CheckRanks(group.nodes, group.devices.size()); !fits.ok()) return fits;
   group.host_ranks = std::min(place->local_count, group.nodes) * group.local_ranks();
+  group.host_rank = place->local_index * group.local_ranks();
+  group.first_of_host = place->local_index == 0;
   if (!group.SpansNodes()) return absl::OkStatus();
   if (absl::Status network = ReadNetwork(&group.interface); !network.ok()) return ReadAsRank(network);
+  if (absl::GetFlag(FLAGS_group_rank) >= 0) {
+    group.host_rank = absl::GetFlag(FLAGS_group_host_rank);
+    group.first_of_host = absl::GetFlag(FLAGS_group_first_of_host);
+  } else if (place->local_count == 1 && absl::GetFlag(FLAGS_advertise_host).empty() &&
+             IsOfThisHost(group.leader)) {
+    group.host_rank = group.first_rank();  // nodes that were started one by one on the leader's host
+  }
   absl::Status known = ReadAsRank(ReadGroupCredentials("--group", &group.credentials));
   if (absl::GetFlag(FLAGS_group_rank) >= 0) group.credentials.token.clear();  // its parent tells it
   return known;
@@ -267,7 +278,7 @@ absl::StatusOr<LanePlace> ReadLaneFlags(const GroupOptions& group, const std::st
   const bool follows = group.process.has_value() && group.process->rank > 0;
   if (!follows || !absl::GetFlag(FLAGS_lanes_at_ranks)) return LanePlace();
   std::string host;
-  if (group.node > 0) {
+  if (!group.IsBesideLeader()) {
     absl::StatusOr<std::string> advertised = AdvertisedHost(group.interface);
     if (!advertised.ok()) return advertised.status();
     host = *std::move(advertised);
@@ -276,7 +287,7 @@ absl::StatusOr<LanePlace> ReadLaneFlags(const GroupOptions& group, const std::st
   for (const std::string& address : others) {
     if (!address.empty()) taken.insert(rpc::SplitHostPort(address).port);
   }
-  if (group.SpansNodes() && group.node == 0) taken.insert(rpc::SplitHostPort(group.leader).port);
+  if (group.SpansNodes() && group.IsBesideLeader()) taken.insert(rpc::SplitHostPort(group.leader).port);
   // Where the leader once took a free port, those behind it may be anybody's.
   const std::string first = absl::GetFlag(FLAGS_group_listen);
   return FindLanePlace(group, first.empty() ? listen : first, host, taken);

@@ -511,7 +511,8 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   if (absl::Status status = ReadAccessOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadMetricsOptions(options); !status.ok()) return status;
   absl::StatusOr<LanePlace> lanes =
-      ReadLaneFlags(options.group, options.server.listen, {options.metrics_listen, options.health_listen});
+      ReadLaneFlags(options.group, options.server.listen,
+                    {options.metrics_listen, options.health_listen, options.replicas.leader});
   if (!lanes.ok()) return lanes.status();
   options.lanes = *std::move(lanes);
   options.leader_place = absl::StrCat("the leader (rank 0, --listen=", options.server.listen, ")");

@@ -97,7 +97,9 @@ absl::Status Epoch::StartRank(const EpochOptions& options, const std::string& to
     for (const std::string& flag :
          {std::string("--group=flags"), absl::StrCat("--group_nodes=", group.nodes),
           absl::StrCat("--group_node=", group.node), absl::StrCat("--group_leader=", group.leader),
-          absl::StrCat("--group_host_ranks=", group.host_ranks)}) {
+          absl::StrCat("--group_host_ranks=", group.host_ranks),
+          absl::StrCat("--group_host_rank=", group.host_rank),
+          absl::StrCat("--group_first_of_host=", group.first_of_host ? "true" : "false")}) {
       own.push_back(flag);
     }
   }

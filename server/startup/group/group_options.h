@@ -38,6 +38,9 @@ struct GroupOptions {
 
   int32_t node = 0;  // 0: it has the leader
   int32_t nodes = 1;
+  // That of the node's first rank among the ranks of its host. Those of the leader's host have their own.
+  int32_t host_rank = 0;
+  bool first_of_host = true;  // of the nodes that a launcher has started there: it answers for the host
   size_t shared_out = 0;   // of so many devices of the host the node takes its own; 0: it takes all it sees
   int32_t host_ranks = 0;  // that share the memory of this host, of all its nodes
   std::string leader;  // host:port of the leader's control, as other nodes reach it; empty without --group
@@ -51,6 +54,7 @@ struct GroupOptions {
   bool SpansNodes() const { return nodes > 1; }
   int32_t local_ranks() const { return static_cast<int32_t>(devices.size()); }
   int32_t first_rank() const { return node * local_ranks(); }
+  bool IsBesideLeader() const { return host_rank == first_rank(); }
   int32_t ranks() const { return nodes * local_ranks(); }
   // That of a rank's process, or the first.
   const std::string& own_device() const {

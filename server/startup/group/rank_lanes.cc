@@ -52,20 +52,20 @@ Addresses WithOwnPort(const Addresses& hosts, int32_t steps, const std::set<int>
 
 LanePlace FindLanePlace(const GroupOptions& group, const std::string& listen, const std::string& host,
                         const std::set<int>& taken) {
-  const int32_t local = group.process->rank - group.first_rank();
+  const int32_t number = group.host_rank + group.process->rank - group.first_rank();
   Addresses hosts;
   Addresses files;
   for (std::string& address : Addresses(absl::StrSplit(listen, ','))) {
     (rpc::IsUnixSocket(address) ? files : hosts).push_back(std::move(address));
   }
-  if (group.node > 0) {
+  if (!group.IsBesideLeader()) {
     const bool own_host_alone = std::all_of(hosts.begin(), hosts.end(), rpc::IsLoopback);
     if (own_host_alone && !rpc::IsLoopback(absl::StrCat(host, ":0"))) return {};
-    const Addresses own = WithOwnPort(hosts, local, taken);
+    const Addresses own = WithOwnPort(hosts, number, taken);
     return own.empty() ? LanePlace() : LanePlace{.listen = absl::StrJoin(own, ","), .host = host};
   }
-  Addresses own = WithOwnPort(hosts, local, taken);
-  const std::string suffix = files.empty() ? "" : absl::StrCat(".", local);
+  Addresses own = WithOwnPort(hosts, number, taken);
+  const std::string suffix = files.empty() ? "" : absl::StrCat(".", number);
   for (const std::string& file : files) own.push_back(absl::StrCat(file, suffix));
   return {.listen = absl::StrJoin(own, ","), .suffix = suffix};
 }

@@ -26,8 +26,8 @@ struct LanePlace {
 
 // The place of this rank's process where --listen is `listen`. On the leader's host: at port p + rank in the
 // place of p, ports of `taken` not counted, a free one in that of 0, and PATH.rank in that of unix:PATH. On
-// another: at port p and those behind it, and clients are told `host`; but nowhere if only its own host
-// reaches the addresses, and others `host`.
+// another its first rank is at port p, the next one behind it, and clients are told `host`; but nowhere if
+// only its own host reaches the addresses, and others `host`.
 LanePlace FindLanePlace(const GroupOptions& group, const std::string& listen, const std::string& host,
                         const std::set<int>& taken);
 

@@ -52,6 +52,7 @@ absl::StatusOr<std::unique_ptr<NodeFront>> StartFront(const GroupOptions& group,
                                                       const NodeFrontOptions& front, ParentLink* parent) {
   if (group.node == 0 || group.process->rank != group.first_rank()) return nullptr;
   NodeFrontOptions own = front;
+  if (!group.first_of_host) own.health_listen.clear();
   // All nodes may have one command line, and one folder.
   if (!own.port_file.empty()) absl::StrAppend(&own.port_file, ".", group.node);
   return NodeFront::Start(own, parent);

@@ -148,7 +148,7 @@ void Supervisor::HoldPorts() {
     HoldPort("--listen", &options_.listen);
     HoldPort("--metrics_listen", &options_.metrics_listen);
   }
-  HoldPort("--health_listen", &options_.health_listen);
+  if (options_.group.first_of_host) HoldPort("--health_listen", &options_.health_listen);
 }
 
 void Supervisor::HoldPort(const char* flag, std::string* listen) {

@@ -99,6 +99,20 @@ class Told(unittest.TestCase):
                         self.assertEqual(lane.close()[0], Code.OK)
                 self.assertEqual(server.stop(), 0, server.log())
 
+    def test_ranks_leave_the_port_by_which_replicas_meet(self):
+        port = free_ports(3)
+        with tempfile.TemporaryDirectory() as folder:
+            token = os.path.join(folder, "token")
+            with open(os.open(token, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as file:
+                file.write("a-secret-of-all-replicas")
+            server = LossdServer(BINARY, "--devices=cpu,cpu", *FLAGS, "--replica_set=s", "--replicas=2", "--replica=0",
+                                 f"--replica_leader=127.0.0.1:{port + 1}", f"--group_token_file={token}",
+                                 f"--listen=127.0.0.1:{port}")
+            self.addCleanup(server.close)
+            server.begin()
+            server.await_log("1 of 2 did not join")
+            self.assertIn(f"takes lanes listen=\"127.0.0.1:{port + 2}\"", server.log())
+
     def test_a_port_that_is_taken_costs_the_lanes_there_and_nothing_else(self):
         port = free_ports(4)
         with LossdServer(BINARY, f"--listen=127.0.0.1:{port + 1}"), \

@@ -6,6 +6,7 @@ usage: nodes_test.py LOSSD
 
 Nothing here is late: the limits of waits guard against hangs alone.
 """
+import contextlib
 import json
 import os
 import secrets
@@ -23,7 +24,7 @@ import numpy as np
 from certificates import Authority
 from lossd.v1 import (gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2_grpc, status_pb2,
                       status_pb2_grpc, types_pb2)
-from lossd_server import LossdServer, await_ports, free_port
+from lossd_server import LossdServer, await_ports, free_port, free_ports
 from programs import Program, run
 from standard_services import NOT_SERVING, SERVING, health
 from waiting import wait_until
@@ -42,7 +43,7 @@ class Node(LossdServer):
 
     def __init__(self, number, flags, nodes, **options):
         self.number, self.nodes, self.health_target = number, nodes, f"127.0.0.1:{free_port()}"
-        super().__init__(BINARY, *flags, f"--health_listen={self.health_target}", **options)
+        super().__init__(BINARY, f"--health_listen={self.health_target}", *flags, **options)
 
     def port_file(self):
         return self.folder / (f"ports.json.{self.number}" if self.number > 0 else "ports.json")
@@ -122,6 +123,13 @@ def compute(target):
             gradient_pb2.BeginFlushRequest(head="h", generation=session.generation, marks=marks))
         request = gradient_pb2.ReadGradientRequest(head="h", flush_id=flush.flush_id)
         return result.losses, result.dx, b"".join(part.gradient for part in gradients.ReadGradient(request))
+
+
+def lane_addresses(target):
+    """What a session is told."""
+    with grpc.insecure_channel(target) as channel:
+        create_head(channel, "h", VOCAB, HIDDEN)
+        return list(open_session(channel, "h", "c").lane_addresses)
 
 
 class Together(TestCase):
@@ -461,26 +469,56 @@ class Launchers(TestCase):
             stub = status_pb2_grpc.StatusServiceStub(channel)
             self.assertEqual([rank.rank for rank in stub.GetStatus(status_pb2.GetStatusRequest()).ranks], [0, 1, 2, 3])
 
-    def launched(self, launcher, variables):
-        """Two nodes with the variables that the launcher sets for each."""
-        without = [flag for flag in self.flags(0) if not flag.startswith(("--group=", "--group_node"))]
+    @contextlib.contextmanager
+    def launched(self, launcher, variables, *flags, devices="cpu,cpu"):
+        """Two nodes with the variables that the launcher sets for each. `flags`: the last of their common command line."""
+        without = [flag for flag in self.flags(0, devices=devices) if not flag.startswith(("--group=", "--group_node"))]
+        self.nodes.clear()
         for number in (0, 1):
             environment = {**os.environ, **{name: values[number] for name, values in variables.items()}}
-            self.begin(Node(number, [*without, f"--group={launcher}"], self.nodes, env=environment))
+            node = Node(number, [*without, f"--group={launcher}", *flags], self.nodes, env=environment)
+            self.begin(node)
         for node in self.nodes:
             node.await_serving()
         self.assert_four_ranks(self.nodes[0].target)
+        yield self.nodes[0]
         self.nodes[1].signal(signal.SIGTERM)
         self.assert_all_end(0, *self.nodes)
 
+    def test_processes_of_one_host_share_one_command_line_and_its_ports(self):
+        torchrun = {"RANK": "01", "WORLD_SIZE": "22", "LOCAL_RANK": "01", "LOCAL_WORLD_SIZE": "22",
+                    "MASTER_ADDR": ["127.0.0.1"] * 2}
+        slurm = {"SLURM_NTASKS": "22", "SLURM_PROCID": "01", "SLURM_LOCALID": "01", "SLURM_NODEID": "00",
+                 "SLURM_STEP_TASKS_PER_NODE": "22"}
+        for launcher, variables in (("torchrun", torchrun), ("slurm", slurm)):
+            port = free_ports(7)
+            with self.subTest(launcher=launcher), self.launched(
+                    launcher, variables, f"--listen=127.0.0.1:{port}", f"--metrics_listen=127.0.0.1:{port + 1}",
+                    f"--health_listen=127.0.0.1:{port + 2}", f"--group_leader=127.0.0.1:{port + 4}",
+                    devices="cpu,cpu,cpu,cpu") as leader:
+                self.assertEqual(lane_addresses(leader.target), ["", f":{port + 3}", f":{port + 5}", f":{port + 6}"])
+                self.assertEqual(leader.health_target, f"127.0.0.1:{port + 2}")
+                self.assertEqual(leader.health(), SERVING)
+
+    def test_nodes_that_were_started_one_by_one_on_one_host_may_have_one_address(self):
+        port = free_ports(2)
+        nodes = [self.start(number, f"--listen=127.0.0.1:{port}", devices="cpu") for number in (1, 0)]
+        for node in nodes:
+            node.await_serving()
+        self.assertEqual(lane_addresses(nodes[1].target), ["", f":{port + 1}"])
+        nodes[1].signal(signal.SIGTERM)
+        self.assert_all_end(0, *nodes)
+
     def test_leader_worker_set(self):
-        self.launched("lws", {"LWS_GROUP_SIZE": "22", "LWS_WORKER_INDEX": "01",
-                              "LWS_LEADER_ADDRESS": ["lossd-0.lossd.default"] * 2})
+        with self.launched("lws", {"LWS_GROUP_SIZE": "22", "LWS_WORKER_INDEX": "01",
+                                   "LWS_LEADER_ADDRESS": ["lossd-0.lossd.default"] * 2}):
+            pass
 
     def test_slurm(self):
-        self.launched("slurm", {"SLURM_NTASKS": "22", "SLURM_STEP_NUM_TASKS": "22", "SLURM_PROCID": "01",
-                                "SLURM_LOCALID": "00", "SLURM_NODEID": "01", "SLURM_STEP_TASKS_PER_NODE": ["1(x2)"] * 2,
-                                "SLURM_STEP_NODELIST": ["gpu[01-02]"] * 2})
+        with self.launched("slurm", {"SLURM_NTASKS": "22", "SLURM_STEP_NUM_TASKS": "22", "SLURM_PROCID": "01",
+                                     "SLURM_LOCALID": "00", "SLURM_NODEID": "01", "SLURM_STEP_TASKS_PER_NODE": ["1(x2)"] * 2,
+                                     "SLURM_STEP_NODELIST": ["gpu[01-02]"] * 2}):
+            pass
 
     @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
     def test_mpirun_whose_processes_share_out_the_devices_of_their_host(self):

@@ -8,10 +8,12 @@
 namespace lossd::rank_lanes_test {
 namespace {
 
-// In a group with 8 ranks at each node.
+// In a group with 8 ranks at each node, of which the one with `rank` is the first or the `of_host`th of its
+// host.
 LanePlace PlaceOf(const std::string& listen, int32_t rank, const std::set<int>& taken = {},
-                  const std::string& host = "10.0.0.9") {
+                  const std::string& host = "10.0.0.9", int32_t of_host = 0) {
   GroupOptions group;
+  group.host_rank = of_host * 8;
   group.devices.assign(8, "cpu");
   group.nodes = 2;
   group.node = rank / 8;
@@ -53,6 +55,14 @@ TEST(FindLanePlaceTest, OnAnotherHostTheFirstRankHasThePortItselfAndClientsAreTo
             (LanePlace{.listen = "0.0.0.0:50051", .host = "10.0.0.9"}));
   EXPECT_EQ(PlaceOf("0.0.0.0:50051", 10, {50052}),
             (LanePlace{.listen = "0.0.0.0:50054", .host = "10.0.0.9"}));
+}
+
+TEST(FindLanePlaceTest, NodesOfOneHostShareThePortsFromOneOn) {
+  EXPECT_EQ(PlaceOf("127.0.0.1:50051,unix:/run/l.sock", 8, {}, "", 1),
+            (LanePlace{.listen = "127.0.0.1:50059,unix:/run/l.sock.8", .suffix = ".8"}));
+  EXPECT_EQ(PlaceOf("127.0.0.1:50051", 9, {50053}, "", 1).listen, "127.0.0.1:50061");
+  EXPECT_EQ(PlaceOf("0.0.0.0:50051", 24, {}, "10.0.0.9", 1),  // of the second host
+            (LanePlace{.listen = "0.0.0.0:50059", .host = "10.0.0.9"}));
 }
 
 TEST(FindLanePlaceTest, WhatOnlyItsOwnHostReachesIsNoPlaceOfAnotherHost) {
