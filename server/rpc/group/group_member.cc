@@ -31,7 +31,7 @@ constexpr int kConnectMs = 5000;
 // How long one try waits for a welcome, if rank_timeout is not longer: what listens there may be no leader,
 // or one whose connection is gone without a word.
 constexpr absl::Duration kLeastPatience = absl::Seconds(10);
-// How often a member that waits for commands looks whether it is to leave.
+// How often a member that waits for its leader, or for commands, looks whether it is to leave.
 constexpr std::chrono::milliseconds kLookAgain{100};
 // How soon the end of a batch is noticed, where a device computes beside this thread.
 constexpr std::chrono::microseconds kPollInterval{30};
@@ -42,6 +42,7 @@ std::shared_ptr<grpc::Channel> ChannelTo(const GroupMemberOptions& options) {
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
+  arguments.SetInt(GRPC_ARG_DNS_ARES_QUERY_TIMEOUT_MS, kConnectMs);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(options.address, ChannelCredentialsOf(options.credentials), arguments);
@@ -70,18 +71,45 @@ bool MayBeBetterLater(const absl::Status& opened, bool number_may_become_free) {
 }
 
 // What to look at, where gRPC's words for a connection that did not come about do not say it.
-const char* HintOn(const absl::Status& why, bool tls) {
-  const auto says = [&why](const char* words) { return absl::StrContains(why.message(), words); };
-  const bool closed = says("Socket closed") || says("reset by peer");
-  if (tls && says("verify failed")) {
-    return " (--group_tls_ca is not the authority of the certificate that the leader shows)";
+struct Hint {
+  enum class When { kTls, kPlain, kBoth };
+  const char* says;  // gRPC
+  When when;
+  const char* hint;
+};
+constexpr Hint kHints[] = {
+    {"verify failed", Hint::When::kTls,
+     "--group_tls_ca is not the authority of the certificate that the leader shows"},
+    {"wrong version number", Hint::When::kTls, "the leader has no --group_tls_certificate"},
+    {"Socket closed", Hint::When::kTls,
+     "the authority of --group_tls_certificate may not be the leader's --group_tls_ca"},
+    {"reset by peer", Hint::When::kTls,
+     "the authority of --group_tls_certificate may not be the leader's --group_tls_ca"},
+    {"Socket closed", Hint::When::kPlain,
+     "the leader may have certificates: then every rank needs --group_tls_certificate"},
+    {"reset by peer", Hint::When::kPlain,
+     "the leader may have certificates: then every rank needs --group_tls_certificate"},
+    {"Connection refused", Hint::When::kBoth, "nothing listens there: is the leader started, on this port?"},
+};
+constexpr absl::string_view kNameUnknown = "DNS resolution failed";
+
+// Why a try came to nothing, and what to look at.
+std::string Explain(const absl::Status& why, const GroupMemberOptions& options) {
+  const absl::string_view said = why.message();
+  if (absl::StartsWith(said, kNameUnknown)) {
+    // The rest of what the resolver says is another with each try.
+    const std::string cause(said.substr(said.rfind(": ") + 2));
+    const std::string name = options.address.substr(0, options.address.rfind(':'));
+    return absl::StrCat("this host does not know the name ", name, ", or not yet (", cause,
+                        "): see 'getent hosts ", name, "', or give an address as --",
+                        options.identity.member == "rank" ? "group" : options.identity.member, "_leader");
   }
-  if (tls && says("wrong version number")) return " (the leader has no --group_tls_certificate)";
-  if (tls && closed) {
-    return " (the authority of --group_tls_certificate may not be the leader's --group_tls_ca)";
+  const auto when = options.credentials.tls() ? Hint::When::kTls : Hint::When::kPlain;
+  for (const Hint& each : kHints) {
+    if (each.when != Hint::When::kBoth && each.when != when) continue;
+    if (absl::StrContains(said, each.says)) return absl::StrCat(said, " (", each.hint, ")");
   }
-  if (closed) return " (the leader may have certificates: then every rank needs --group_tls_certificate)";
-  return "";
+  return std::string(said);
 }
 
 class MemberRendezvous final : public kernels::collectives::Rendezvous {
@@ -121,8 +149,9 @@ class JoinedMember final : public GroupMember {
         stub_(group::v1::GroupService::NewStub(channel_)),
         interval_(HeartbeatInterval(options.rank_timeout)) {}
 
-  // One try.
-  absl::Status Open(const GroupMemberOptions& options, Clock::time_point deadline);
+  // One try. CANCELLED: `goes_on` has ended it.
+  absl::Status Open(const GroupMemberOptions& options, Clock::time_point deadline,
+                    const std::function<bool()>& goes_on);
 
   int64_t epoch() const override { return stream_->epoch(); }
   bool ended() const override { return stream_->ended(); }
@@ -153,11 +182,16 @@ class JoinedMember final : public GroupMember {
   std::optional<engine::WorkerPool> beside_{1};
 };
 
-absl::Status JoinedMember::Open(const GroupMemberOptions& options, Clock::time_point deadline) {
+absl::Status JoinedMember::Open(const GroupMemberOptions& options, Clock::time_point deadline,
+                                const std::function<bool()>& goes_on) {
   stream_ = std::make_shared<LeaderStream>(
       stub_.get(), options.identity.member, options.rank_timeout,
       LeaderStream::Events{options.on_lost, options.on_end, options.on_serving});
-  absl::Status opened = stream_->Open(options.credentials, HelloOf(options), deadline);
+  stream_->Begin(options.credentials, HelloOf(options));
+  absl::Status opened;
+  do {
+    opened = stream_->AwaitWelcome(std::min(deadline, Clock::now() + kLookAgain));
+  } while (absl::IsDeadlineExceeded(opened) && Clock::now() < deadline && goes_on());
   if (!opened.ok()) return opened;
   rendezvous_ = std::make_unique<MemberRendezvous>(stream_.get());
   heartbeats_ = std::make_unique<Ticker>(interval_, [this] { stream_->Beat(); });
@@ -244,11 +278,19 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(const GroupMember
   const Clock::time_point deadline = DeadlineAfter(options.start_timeout);
   const Clock::time_point borne_until = DeadlineAfter(options.rank_timeout);
   absl::Status why;  // of the last try that the leader answered, or the network
+  bool ended = false;
+  const auto goes_on = [&] {
+    const bool going = options.on_waiting == nullptr ||
+                       options.on_waiting(why.ok() ? "it has not answered yet" : Explain(why, options));
+    ended = ended || !going;
+    return going;
+  };
   for (std::chrono::milliseconds pause = kRetry;; pause = std::min(2 * pause, kMostRetry)) {
     auto member = std::make_unique<JoinedMember>(options);
     const Clock::time_point patience = DeadlineAfter(std::max(options.rank_timeout, kLeastPatience));
-    absl::Status opened = member->Open(options, std::min(deadline, patience));
+    absl::Status opened = member->Open(options, std::min(deadline, patience), goes_on);
     if (opened.ok()) return member;
+    if (ended) return absl::CancelledError("told to look for the leader no longer");
     if (absl::IsUnimplemented(opened)) {
       return absl::FailedPreconditionError(absl::StrCat("what listens at ", options.address,
                                                         " is not the control of ", options.identity.member,
@@ -256,12 +298,14 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(const GroupMember
     }
     if (!MayBeBetterLater(opened, Clock::now() < borne_until)) return opened;
     if (why.ok() || !absl::IsDeadlineExceeded(opened)) why = opened;
-    std::this_thread::sleep_until(std::min(Clock::now() + pause, deadline));
+    for (const auto next = std::min(Clock::now() + pause, deadline); Clock::now() < next;) {
+      std::this_thread::sleep_until(std::min<Clock::time_point>(next, Clock::now() + kLookAgain));
+      if (!goes_on()) return absl::CancelledError("told to look for the leader no longer");
+    }
     if (Clock::now() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(options.identity.member, " ", options.rank,
-                                                      " found no leader at ", options.address, " within ",
-                                                      absl::FormatDuration(options.start_timeout), ": ",
-                                                      why.message(), HintOn(why, options.credentials.tls())));
+      return absl::DeadlineExceededError(
+          absl::StrCat(options.identity.member, " ", options.rank, " found no leader at ", options.address,
+                       " within ", absl::FormatDuration(options.start_timeout), ": ", Explain(why, options)));
     }
   }
 }

@@ -32,6 +32,9 @@ struct GroupMemberOptions {
   RankLanes lanes = {};  // which the leader tells clients of
   absl::Duration start_timeout = absl::Seconds(60);
   absl::Duration rank_timeout = absl::Seconds(10);
+  // Asked by Join about ten times a second, with why the leader has not been found yet: whether it goes on.
+  // May be null: it does.
+  std::function<bool(const std::string& why)> on_waiting = nullptr;
   // Told once, by one of the member's threads, when the leader has been silent for rank_timeout or is gone
   // without an end in order. A command may be under way then, and never return: the process should end here.
   std::function<void(const absl::Status& why)> on_lost;
@@ -49,7 +52,8 @@ class GroupMember {
   // Tries until start_timeout: the leader may start later, its name may not be known yet, and the leader of
   // an epoch before may not be gone. DEADLINE_EXCEEDED if there was none by then, with what the last try came
   // to; what the leader refuses the rank with (group.proto) at once, but for a number that another rank has,
-  // since that may be one that died: this is borne for rank_timeout. INVALID_ARGUMENT: CheckCredentials.
+  // since that may be one that died: this is borne for rank_timeout. CANCELLED: on_waiting has ended it.
+  // INVALID_ARGUMENT: CheckCredentials.
   static absl::StatusOr<std::unique_ptr<GroupMember>> Join(const GroupMemberOptions& options);
   // Leaves. For the leader the rank is lost, unless it has ended the group.
   virtual ~GroupMember() = default;

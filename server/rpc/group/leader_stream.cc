@@ -27,8 +27,7 @@ LeaderStream::~LeaderStream() {
 
 // Beginning and end
 
-absl::Status LeaderStream::Open(const GroupCredentials& credentials, const group::v1::Hello& hello,
-                                Clock::time_point deadline) {
+void LeaderStream::Begin(const GroupCredentials& credentials, const group::v1::Hello& hello) {
   ShowToken(credentials, &context_);
   auto first = std::make_shared<MemberMessage>();
   *first->mutable_hello() = hello;
@@ -38,7 +37,11 @@ absl::Status LeaderStream::Open(const GroupCredentials& credentials, const group
   StartRead(&incoming_);
   Write(std::move(first));
   StartCall();
-  while (!welcome_ && !done_ && Clock::now() < deadline) changed_.WaitUntil(mutex_, deadline);
+}
+
+absl::Status LeaderStream::AwaitWelcome(Clock::time_point until) {
+  const engine::MutexLock lock(mutex_);
+  while (!welcome_ && !done_ && Clock::now() < until) changed_.WaitUntil(mutex_, until);
   if (welcome_) return absl::OkStatus();
   if (!done_) return absl::DeadlineExceededError("the leader did not answer");
   return done_status_.ok() ? absl::UnavailableError("the leader ended the stream") : done_status_;

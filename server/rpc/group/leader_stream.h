@@ -46,10 +46,11 @@ class LeaderStream final
                Events events);
   ~LeaderStream() override;
 
-  // Shows the token, says hello and waits for the welcome. Otherwise what the leader refused it with,
-  // UNAVAILABLE, with the reason, if it could not be reached, DEADLINE_EXCEEDED at the deadline.
-  absl::Status Open(const GroupCredentials& credentials, const group::v1::Hello& hello,
-                    Clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Shows the token and says hello. Once, and first.
+  void Begin(const GroupCredentials& credentials, const group::v1::Hello& hello) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits for the welcome. Otherwise what the leader refused it with, UNAVAILABLE, with the reason, if it
+  // could not be reached, DEADLINE_EXCEEDED if there is nothing by then.
+  absl::Status AwaitWelcome(Clock::time_point until) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Every HeartbeatInterval(): says that we are there, and listens whether the leader is.
   void Beat() ABSL_LOCKS_EXCLUDED(mutex_);

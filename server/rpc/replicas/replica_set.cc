@@ -49,7 +49,8 @@ constexpr absl::Duration kLeastConnectTimeout = absl::Seconds(1);
 // Before they meet again: those that have lost one, and those that cannot agree.
 constexpr absl::Duration kPause = absl::Milliseconds(20);
 constexpr absl::Duration kLongPause = absl::Seconds(1);
-// How long one looks for the coordinator before it looks whether it is to end.
+// How long one looks for the coordinator before it says that it is missing. It doubles up to eightfold: a
+// network or a resolver of names may take longer to answer.
 constexpr absl::Duration kSearch = absl::Seconds(1);
 // How often one that waits for others looks whether it is to end.
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
@@ -296,6 +297,7 @@ class MeetingReplica final : public ReplicaSet {
 
   ReplicaSetOptions options_;
   engine::Engine* engine_ = nullptr;
+  absl::Duration search_ = kSearch;  // the thread's
   // The thread's; as ReplicaHello has them.
   uint64_t history_ = 0;
   uint64_t heard_history_ = 0;
@@ -482,11 +484,19 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
                              .rank_timeout = options_.replica_timeout,
                              .on_lost = [meeting](const absl::Status& why) { meeting->Lose(why); },
                              .on_end = [meeting] { meeting->Lose(CoordinatorLeft()); }};
-  options.start_timeout = kSearch;
+  options.start_timeout = search_;
+  std::string why;
+  options.on_waiting = [this, &why](const std::string& now) {
+    why = now;
+    return !stopping();
+  };
   absl::StatusOr<std::unique_ptr<GroupMember>> member = GroupMember::Join(options);
+  search_ = member.ok() ? kSearch : std::min(2 * search_, 8 * kSearch);
   if (absl::IsDeadlineExceeded(member.status())) {
-    return absl::UnavailableError(absl::StrCat("replica 0 is missing: ", member.status().message()));
+    return absl::UnavailableError(absl::StrCat("replica 0 is missing: replica ", options_.place.replica,
+                                               " found no leader at ", options_.address, ": ", why));
   }
+  if (stopping()) return absl::CancelledError("this replica leaves");
   if (!member.ok()) return member.status();
   const Interruptible interruptible(*meeting, [&member] { (*member)->Leave(); });
   if (stopping()) return absl::CancelledError("this replica leaves");  // who interrupts may have come before

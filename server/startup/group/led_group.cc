@@ -17,6 +17,7 @@
 #include "server/rpc/lanes/lane_server.h"
 #include "server/startup/group/connecting_watch.h"
 #include "server/startup/group/network_interface.h"
+#include "server/startup/group/waiting_log.h"
 #include "server/telemetry/common/logging.h"
 #include "server/version.h"
 
@@ -27,27 +28,31 @@ namespace {
 // How often a leader that waits for its ranks looks whether it is to end.
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
 
-// How long was waited for ranks that did not come, and where to look for those of other nodes.
+// Where to look for ranks of other nodes that have not come.
+std::string WhereToLook(const GroupOptions& options) {
+  if (!options.SpansNodes()) return "";
+  return absl::StrCat(". Of ", options.nodes, " nodes each has ", options.local_ranks(),
+                      ", node 0 the first: lossd has to run at all of them, and to reach ", options.leader,
+                      "; their logs say why one does not");
+}
+
 absl::Status Late(const absl::Status& missing, const GroupOptions& options) {
-  std::string what = absl::StrCat(missing.message(), " within ", absl::FormatDuration(options.start_timeout),
-                                  " (--group_start_timeout)");
-  if (options.SpansNodes()) {
-    absl::StrAppend(&what, ". Of ", options.nodes, " nodes each has ", options.local_ranks(),
-                    ", node 0 the first: lossd has to run at all of them, and to reach ", options.leader,
-                    "; their logs say why one does not");
-  }
-  return absl::DeadlineExceededError(what);
+  return absl::DeadlineExceededError(absl::StrCat(missing.message(), " within ",
+                                                  absl::FormatDuration(options.start_timeout),
+                                                  " (--group_start_timeout)", WhereToLook(options)));
 }
 
 using Await = absl::Status (rpc::GroupLeader::*)(absl::Duration timeout);
 absl::Status AwaitRanks(rpc::GroupLeader& control, Await await, const GroupOptions& options,
                         const std::function<bool()>& told_to_end) {
   const absl::Time deadline = absl::Now() + options.start_timeout;
+  WaitingLog waiting("still waits for the ranks of the group", options.start_timeout);
   for (;;) {
     const absl::Duration left = deadline - absl::Now();
     const absl::Status there = (control.*await)(std::clamp(left, absl::ZeroDuration(), kLookAgain));
     if (!absl::IsDeadlineExceeded(there)) return there;
     if (left <= kLookAgain) return Late(there, options);
+    waiting.Look(absl::StrCat(there.message(), WhereToLook(options)));
     if (told_to_end()) return absl::CancelledError("told to end before all ranks were ready");
   }
 }

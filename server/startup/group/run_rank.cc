@@ -19,6 +19,7 @@
 #include "server/startup/group/connecting_watch.h"
 #include "server/startup/group/led_group.h"
 #include "server/startup/group/rank_connections.h"
+#include "server/startup/group/waiting_log.h"
 #include "server/telemetry/common/logging.h"
 
 namespace lossd {
@@ -35,6 +36,7 @@ int Fail(const absl::Status& status) {
 absl::StatusOr<std::unique_ptr<rpc::GroupMember>> Join(const GroupOptions& group, RankLanes* lanes) {
   const absl::StatusOr<std::string> address = ControlOf(group);
   if (!address.ok()) return address.status();
+  WaitingLog waiting("still looks for the leader of the group", group.start_timeout);
   return rpc::GroupMember::Join(
       {.address = *address,
        .credentials = group.credentials,
@@ -43,6 +45,11 @@ absl::StatusOr<std::unique_ptr<rpc::GroupMember>> Join(const GroupOptions& group
        .lanes = lanes->told(),
        .start_timeout = group.start_timeout,
        .rank_timeout = group.rank_timeout,
+       .on_waiting =
+           [&](const std::string& why) {
+             waiting.Look(absl::StrCat(*address, ": ", why));
+             return true;
+           },
        .on_lost = [](const absl::Status& why) { EndRank(kRankLost, std::string(why.message())); },
        .on_serving = [lanes](rpc::Serving serving) { lanes->SetReady(serving == rpc::Serving::kReady); }});
 }

@@ -8,7 +8,11 @@ Nothing here is late: what has to happen is waited for as long as CTest allows.
 """
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
+import threading
+import time
 import unittest
 from pathlib import Path
 
@@ -17,6 +21,42 @@ from replica_servers import ReplicaServer, ReplicaServers, until, write_token
 from replica_test_case import FLAGS, TestCase, parse
 
 SERVES, MET = " serving version=", " all replicas are there replicas="
+
+
+class SlowPort:
+    """An address, from __enter__ to __exit__, whose connections are those of `target`: what comes first waits for a while."""
+
+    def __init__(self, target: str, seconds: float) -> None:
+        host, port = target.split(":")
+        self._target, self._seconds = (host, int(port)), seconds
+        self._listener = socket.create_server(("127.0.0.1", 0))
+
+    def __enter__(self) -> str:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._carry, args=self._listener.accept()[:1], daemon=True).start()
+
+    def _carry(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client, socket.create_connection(self._target) as server:
+            time.sleep(self._seconds)
+            back = threading.Thread(target=self._pipe, args=(server, client), daemon=True)
+            back.start()
+            self._pipe(client, server)
+            back.join()
+
+    @staticmethod
+    def _pipe(source: socket.socket, to: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while some := source.recv(1 << 16):
+                to.sendall(some)
+            to.shutdown(socket.SHUT_WR)
 
 
 class Starts(TestCase):
@@ -55,6 +95,15 @@ class Starts(TestCase):
         self.assertNotIn(SERVES, second.log())
         for server in (self.begin(0), second):
             self.await_log(server, SERVES)
+
+    def test_a_coordinator_whose_answer_takes_its_time_is_found(self) -> None:
+        """As through a slow network, or with a slow resolver of names."""
+        first = self.begin(0)
+        with SlowPort(self.leader, seconds=1.5) as slow:
+            second = self.begin(1, f"--replica_leader={slow}")
+            for server in (first, second):
+                self.await_log(server, SERVES)
+            second.kill()
 
     def test_who_is_another_than_the_set_expects_is_told_what_differs_and_stays_out(self) -> None:
         first = self.begin(0)

@@ -90,7 +90,24 @@ TEST(GroupHosts, ANameThatNobodyKnowsIsSaidWhenTheTimeIsOver) {
   options.start_timeout = absl::Seconds(1);
   const absl::Status status = GroupMember::Join(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("rank 1"), HasSubstr("no-such-host.invalid")));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("rank 1"), HasSubstr("does not know the name no-such-host.invalid"),
+                    HasSubstr("--group_leader")));
+}
+
+TEST(GroupHosts, WhyALeaderIsNotFoundIsSaidWhileItIsLookedForAndWhoAsksMayEndThat) {
+  Hosts group(2);
+  group.set_address(kLoopback);
+  { const auto leader = group.Lead(); }  // whose port is nobody's now
+  for (const auto& [address, words] :
+       {std::pair<std::string, std::string>{"no-such-host.invalid:50053", "does not know the name"},
+        {group.address(), "is the leader started"}}) {
+    GroupMemberOptions options = group.MemberOptions(1);
+    options.address = address;
+    options.start_timeout = absl::InfiniteDuration();
+    options.on_waiting = [&](const std::string& why) { return why.find(words) == std::string::npos; };
+    EXPECT_EQ(GroupMember::Join(options).status().code(), absl::StatusCode::kCancelled) << address;
+  }
 }
 
 TEST(GroupHosts, EachLeaderHasAnEpochOfItsOwnThatRanksLearn) {
