@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "server/rpc/group/group_wire.h"
 #include "server/rpc/group/group_timing.h"
+#include "server/rpc/group/group_wire.h"
 
 namespace lossd::simulation {
 namespace {

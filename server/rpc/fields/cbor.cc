@@ -69,8 +69,9 @@ void CborWriter::Array(size_t items) { Head(kArray, items); }
 bool CborReader::Number(uint8_t first, size_t bytes, uint64_t* number) {
   if (left() <= bytes || static_cast<uint8_t>(bytes_[position_]) != first) return false;
   *number = 0;
-  for (const char byte : bytes_.substr(position_ + 1, bytes))
+  for (const char byte : bytes_.substr(position_ + 1, bytes)) {
     *number = *number << 8 | static_cast<uint8_t>(byte);
+  }
   position_ += 1 + bytes;
   return true;
 }

@@ -73,8 +73,9 @@ TEST(GroupWire, EveryMemberOfAnswersAndReportsArrives) {
 TEST(GroupWire, EveryLossOptionArrives) {
   engine::StartBatchCommand sent;
   float value = 0.25f;
-  for (const kernels::LossOption& option : kernels::kLossOptions)
+  for (const kernels::LossOption& option : kernels::kLossOptions) {
     sent.kind.options.*option.value = value /= 2;
+  }
   const absl::StatusOr<GroupCommand> read = ParseCommand(SerializeCommand(sent));
   ASSERT_EQ(read.status(), absl::OkStatus());
   EXPECT_EQ(std::get<engine::StartBatchCommand>(*read).kind, sent.kind);
@@ -153,8 +154,9 @@ TEST(GroupWire, AnItemOfAnotherKindIsRefused) {
         return ParseCommand(bytes.substr(0, first) + other + bytes.substr(past)).ok();
       };
       const int kind = KindOf(bytes.substr(begin));
-      for (const std::string& other : of_no_kind)
+      for (const std::string& other : of_no_kind) {
         EXPECT_FALSE(with(other)) << ::testing::PrintToString(other);
+      }
       for (const std::string& other : of_any_kind) {
         const bool may_be_absent = other == "\xF6" && (kind == KindOf("\x41") || kind == 0xFA);
         if (KindOf(other) == kind || may_be_absent) continue;

@@ -14,7 +14,7 @@ namespace lossd::rpc::cbor_test {
 using nlohmann::json;
 
 template <class... Arguments, class... Given>
-std::string Written(void (CborWriter::*put)(Arguments...), Given... given) {
+std::string Written(void (CborWriter::*put)(Arguments...), const Given&... given) {
   CborWriter writer;
   (writer.*put)(given...);
   return writer.Take();

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/rpc/fields/fields.h"
 
 namespace lossd::rpc {
@@ -125,7 +126,7 @@ class MemberTexts {
   template <class Value>
   void Tell(const std::string& path, const std::map<std::string, Value>& values) {
     texts_[path] = std::to_string(values.size());
-    for (const auto& [key, value] : values) Tell(path + "." + key, value);
+    for (const auto& [key, value] : values) Tell(absl::StrCat(path, ".", key), value);
   }
   template <class Value>
   void Tell(const std::string& path, const std::optional<Value>& value) {
@@ -181,8 +182,9 @@ void ExpectEveryMemberArrives(const Struct& nothing = {}) {
   MemberFiller().Fill(filled);
   const MemberTexts::Texts by_default = MemberTexts::Of(nothing);
   const MemberTexts::Texts sent = MemberTexts::Of(filled);
-  for (const auto& [path, text] : by_default)
+  for (const auto& [path, text] : by_default) {
     EXPECT_NE(sent.at(path), text) << path << " is as it is by default";
+  }
 
   const std::string bytes = ToBytes(Sent(filled));
   Sent read;
