@@ -369,6 +369,7 @@ int Serve(Options options, ParentLink* parent) {
     }
     device_failed = true;
   };
+  options.engine.on_step_save = LogStepSaves();
   options.server.on_drain = [] { kill(getpid(), SIGRTMIN); };
   telemetry::ServiceCounters counters(rpc::MethodNames());
   options.server.counters = &counters;

@@ -213,6 +213,13 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config,
   environment.publish_together = options_.publish_together;
   environment.find_part = options_.find_part;
   environment.device_done = device_done_;
+  environment.keeps_checkpoints = options_.checkpoints != nullptr;
+  absl::StatusOr<std::shared_ptr<StepSaver>> saver = MakeStepSaver(config, **backend);
+  if (!saver.ok()) return saver.status();
+  environment.step_saver = *std::move(saver);
+  environment.on_step_save = [this](std::shared_ptr<Head> due, StepSaver::Due how) {
+    OnStepSave(std::move(due), how);
+  };
   if (config.double_buffer) {
     absl::StatusOr<std::unique_ptr<Gradient>> gradient = device_->CreateGradient(config);
     if (!gradient.ok()) return gradient.status();

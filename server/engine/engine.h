@@ -44,8 +44,24 @@ namespace lossd::engine {
 
 class CheckpointReader;
 class CheckpointStore;
+class CheckpointWriter;
 class ParkedHead;
 struct DrainRecord;
+
+// A save that EngineOptions::checkpoint_steps made due.
+struct StepSaveReport {
+  // kPassedOver is told once for each save that is under way.
+  enum class Outcome { kSaved, kFailed, kPassedOver, kDropped };
+  std::string head;
+  std::string tag;  // of kPassedOver that of the save which is under way
+  Outcome outcome = Outcome::kSaved;
+  absl::Status why = {};                  // of kFailed, and of kDropped: nobody wants it any more
+  int64_t passed_over = 0;                // while this one was under way
+  std::vector<std::string> deleted = {};  // tags, for EngineOptions::checkpoint_keep
+  absl::Status not_deleted = {};          // SavedCheckpoint's
+};
+std::string StepTag(int64_t optimizer_steps);  // "auto-1000"
+inline constexpr int64_t kStepSavesKept = 3;
 
 struct EngineOptions {
   int64_t memory_limit_bytes = int64_t{8} << 30;  // what heads and the workspace may reserve
@@ -74,6 +90,12 @@ struct EngineOptions {
   // After a save with a tag PREFIX-NUMBER: so many of the head's tags with this prefix, those saved last, are
   // kept (CheckpointStore::BeyondNewest), and the others deleted. 0: all are kept.
   int64_t checkpoint_keep = 0;
+  // A head is saved by itself when the number of its optimizer's steps is a multiple of this, under the tag
+  // StepTag(steps), beside what is computed next. A save that is due while the one before is under way is
+  // passed over. Of these kStepSavesKept are kept, if checkpoint_keep does not say otherwise. 0: never.
+  int64_t checkpoint_steps = 0;
+  // Told of these saves, from two threads; it does not block.
+  std::function<void(const StepSaveReport&)> on_step_save = [](const StepSaveReport&) {};
   // That of the server which this one goes on from; empty: a new one.
   std::string incarnation = {};
   // Which replica of its heads it has, and at the coordinator what ends their windows (HeadEnvironment).
@@ -326,6 +348,7 @@ class Engine {
   absl::Status CheckNotAwaited(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
   struct ParkedEntry {
     std::shared_ptr<const ParkedHead> head;
+    int64_t checkpoint_steps = 0;  // Head's
     bool coming_back = false;
     absl::Status failure = {};  // of the last time that it was to come back
     absl::Time failed_at = absl::InfinitePast();
@@ -349,8 +372,7 @@ class Engine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   absl::StatusOr<SavedCheckpoint> SaveParkedUncounted(const ParkedHead& parked)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
-  absl::StatusOr<SavedCheckpoint> CountSave(absl::FunctionRef<absl::StatusOr<SavedCheckpoint>()> save)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<SavedCheckpoint> Counted(absl::Time begun, absl::StatusOr<SavedCheckpoint> saved);
   absl::StatusOr<bool> ParkDrained(CheckpointReader& reader) ABSL_LOCKS_EXCLUDED(mutex_);
   static void ReleaseEnded(Head& head);
   void ForgetFailures() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -394,7 +416,24 @@ class Engine {
   absl::StatusOr<SavedCheckpoint> SaveUncounted(Head& head, const std::string& tag, Head::SaveAs as,
                                                 const Marks& named)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
-  void DeleteBeyondKept(SavedCheckpoint* saved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<SavedCheckpoint> Commit(Head& head, CheckpointWriter& writer, HeadCheckpoint checkpoint)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  // Saves by EngineOptions::checkpoint_steps (engine_step_saves.cc).
+  absl::StatusOr<std::shared_ptr<StepSaver>> MakeStepSaver(const HeadConfig& config,
+                                                           const HeadBackend& backend);
+  void OnStepSave(std::shared_ptr<Head> head, StepSaver::Due due);
+  // Writes what is pending of this head, if anything is.
+  void WriteStepSave(Head& head) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<SavedCheckpoint> WriteStepSaveUncounted(Head& head, const StepSaver::Pending& pending)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<HeadCheckpoint> WriteStepOfAll(Head& head, const StepSaver::Pending& pending,
+                                                StateSink* sink)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  // CANCELLED if nobody wants it any more.
+  absl::Status CheckStepSave(const Head& head, const StepSaver::Pending& pending) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void DeleteBeyondKept(int64_t keep, SavedCheckpoint* saved)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   void MeasureCheckpoints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   absl::StatusOr<CheckpointInfo> Restore(CheckpointReader reader, Head::RestoreAs as)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
@@ -461,6 +500,7 @@ class Engine {
 
   BatchScheduler scheduler_;  // its thread stops before what it uses goes
   WorkerPool returns_{1};     // heads come back one at a time; they need all the rest
+  WorkerPool step_saves_{1};  // writes them; needs all the rest
 };
 
 }  // namespace lossd::engine

@@ -59,7 +59,7 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, 
   if (!found.ok()) return found.status();
   if (absl::Status same = CheckPast(**found, expected); !same.ok()) return same;
   absl::StatusOr<SavedCheckpoint> saved = Save(**found, tag, Head::SaveAs::kTagged, expected.marks);
-  if (saved.ok()) DeleteBeyondKept(&*saved);
+  if (saved.ok()) DeleteBeyondKept(options_.checkpoint_keep, &*saved);
   MeasureCheckpoints();
   return saved;
 }
@@ -85,11 +85,11 @@ absl::Status Engine::CheckPast(const Head& head, const CheckpointPast& expected)
   return status;
 }
 
-void Engine::DeleteBeyondKept(SavedCheckpoint* saved) {
-  if (options_.checkpoint_keep == 0) return;
+void Engine::DeleteBeyondKept(int64_t keep, SavedCheckpoint* saved) {
+  if (keep == 0) return;
   CheckpointStore& store = *options_.checkpoints;
   const absl::StatusOr<std::vector<std::string>> beyond =
-      store.BeyondNewest(saved->info.head, saved->info.tag, options_.checkpoint_keep);
+      store.BeyondNewest(saved->info.head, saved->info.tag, keep);
   if (!beyond.ok()) {
     saved->not_deleted = beyond.status();
     return;
@@ -131,13 +131,11 @@ CheckpointDisk Engine::ReadCheckpointDisk() const {
 
 absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag, Head::SaveAs as,
                                              const Marks& named) {
-  return CountSave(
-      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) { return SaveUncounted(head, tag, as, named); });
+  const absl::Time begun = absl::Now();
+  return Counted(begun, SaveUncounted(head, tag, as, named));
 }
 
-absl::StatusOr<SavedCheckpoint> Engine::CountSave(absl::FunctionRef<absl::StatusOr<SavedCheckpoint>()> save) {
-  const absl::Time begun = absl::Now();
-  absl::StatusOr<SavedCheckpoint> saved = save();
+absl::StatusOr<SavedCheckpoint> Engine::Counted(absl::Time begun, absl::StatusOr<SavedCheckpoint> saved) {
   Count(saved.ok(), begun, &counters_.checkpoint_saves);
   if (saved.ok()) {
     counters_.checkpoint_bytes += static_cast<uint64_t>(saved->bytes_written);
@@ -153,9 +151,20 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveUncounted(Head& head, const std::str
   if (!writer.ok()) return writer.status();
   absl::StatusOr<HeadCheckpoint> checkpoint = WriteState(head, as, named, writer->get());
   if (!checkpoint.ok()) return checkpoint.status();
-  const absl::StatusOr<CheckpointInfo> info = store.Commit(**writer, *std::move(checkpoint));
+  // The newest checkpoint is that of the latest step: what was copied before this one is written before it.
+  if (head.step_saver() != nullptr && !options_.place.shared()) {
+    const auto pending = head.step_saver()->pending();
+    if (pending.has_value() && pending->steps <= checkpoint->optimizer_steps) WriteStepSave(head);
+  }
+  return Commit(head, **writer, *std::move(checkpoint));
+}
+
+absl::StatusOr<SavedCheckpoint> Engine::Commit(Head& head, CheckpointWriter& writer,
+                                               HeadCheckpoint checkpoint) {
+  const absl::StatusOr<CheckpointInfo> info = options_.checkpoints->Commit(writer, std::move(checkpoint));
   if (!info.ok()) return info.status();
-  return SavedCheckpoint{*info, (*writer)->bytes_written()};
+  head.NoteCheckpoint(info->optimizer_steps);
+  return SavedCheckpoint{*info, writer.bytes_written()};
 }
 
 absl::StatusOr<CheckpointReplicas> Engine::FindReplicas(const Head& head, absl::Duration timeout) const {
@@ -221,6 +230,7 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
     RemoveHead(config.name, DiscardGradient::kYes, [] {}).IgnoreError();
   }
   if (!restored.ok()) return restored;
+  (*head)->NoteCheckpoint(reader->checkpoint().optimizer_steps);
   // Not sooner: until now there was no way back.
   if (absl::Status live = options_.checkpoints->MarkLive(config.name); !live.ok()) return live;
   return reader->info();

@@ -73,7 +73,7 @@ absl::StatusOr<HeadInfo> Engine::ParkHead(const std::string& name) {
   {
     const MutexLock lock(mutex_);
     heads_.erase(name);
-    parked_.emplace(name, ParkedEntry{.head = parked});
+    parked_.emplace(name, ParkedEntry{.head = parked, .checkpoint_steps = (*head)->checkpoint_steps()});
   }
   ReleaseEnded(**head);
   ForgetFailures();
@@ -97,6 +97,7 @@ absl::Status Engine::BringBack(const std::string& name) {
     waiting.swap(entry.waiting);
     if (head.ok()) {
       ++counters_.heads_brought_back;  // before anybody can find the head
+      (*head)->NoteCheckpoint(entry.checkpoint_steps);
       heads_.emplace(name, *head);
       if (entry.coming_back) awaited_[name] = MonotonicNow() + kAwaited;
       parked_.erase(name);
@@ -218,9 +219,8 @@ absl::StatusOr<bool> Engine::DeleteParked(const std::string& name, DiscardGradie
 
 // At a drain, where nothing comes back any more.
 absl::StatusOr<SavedCheckpoint> Engine::SaveParked(const ParkedHead& parked) {
-  return CountSave([this, &parked]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) {
-    return SaveParkedUncounted(parked);
-  });
+  const absl::Time begun = absl::Now();
+  return Counted(begun, SaveParkedUncounted(parked));
 }
 
 absl::StatusOr<SavedCheckpoint> Engine::SaveParkedUncounted(const ParkedHead& parked) {
@@ -245,7 +245,7 @@ absl::StatusOr<bool> Engine::ParkDrained(CheckpointReader& reader) {
   if (!room.ok()) return false;
   if (absl::Status copied = (*room)->CopyFrom(reader); !copied.ok()) return copied;
   const MutexLock lock(mutex_);
-  parked_.emplace(state.config.name, ParkedEntry{.head = *room});
+  parked_.emplace(state.config.name, ParkedEntry{.head = *room, .checkpoint_steps = state.optimizer_steps});
   return true;
 }
 

@@ -133,6 +133,11 @@ ABSL_FLAG(
     "after a save with a tag PREFIX-NUMBER, keep the N of this prefix that were saved last and delete the "
     "head's others; 0 keeps all");
 ABSL_FLAG(
+    int64_t, checkpoint_steps, 0,
+    "save a head by itself when the number of its optimizer's steps is a multiple of this, under the "
+    "tag auto-STEPS, beside what is computed next, and keep the newest 3 of these if --checkpoint_keep does "
+    "not say otherwise; 0: never");
+ABSL_FLAG(
     bool, restore, false,
     "start with what --checkpoint_dir has: go on where the last server was drained, or if it was killed, "
     "with every head's newest checkpoint");
@@ -535,6 +540,15 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   if (options.engine.checkpoint_keep > 0 && options.checkpoint_dir.empty()) {
     return Invalid(absl::StrCat("--checkpoint_keep is ", options.engine.checkpoint_keep,
                                 "; it needs --checkpoint_dir, the folder that the checkpoints are in"));
+  }
+  options.engine.checkpoint_steps = absl::GetFlag(FLAGS_checkpoint_steps);
+  if (absl::Status status = CheckAtLeast("checkpoint_steps", options.engine.checkpoint_steps, 0);
+      !status.ok()) {
+    return status;
+  }
+  if (options.engine.checkpoint_steps > 0 && options.checkpoint_dir.empty()) {
+    return Invalid(absl::StrCat("--checkpoint_steps is ", options.engine.checkpoint_steps,
+                                "; it needs --checkpoint_dir, the folder to save to"));
   }
   if (absl::Status status = ReadLogOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadEngineOptions(options); !status.ok()) return status;

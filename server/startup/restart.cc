@@ -1,10 +1,15 @@
 #include "server/startup/restart.h"
 
+#include <chrono>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/time/clock.h"
+#include "server/engine/common/mutex.h"
+#include "server/rpc/calls/rate_limit.h"
 #include "server/telemetry/common/logging.h"
 
 namespace lossd {
@@ -83,6 +88,61 @@ void Restart::GiveBack() {
       "drain.json could not be put back: the next server begins from the newest checkpoints, with another "
       "incarnation",
       {{"reason", std::string(returned.message())}});
+}
+
+namespace {
+
+class StepSaveLog {
+ public:
+  void Take(const engine::StepSaveReport& report) {
+    using Outcome = engine::StepSaveReport::Outcome;
+    if (!report.deleted.empty()) {
+      Log(LogLevel::kDebug, "deleted checkpoints beyond --checkpoint_keep",
+          {{"head", report.head}, {"tags", report.deleted}, {"because_of", report.tag}});
+    }
+    if (!report.not_deleted.ok()) {
+      Say(LogLevel::kWarning, "a checkpoint beyond --checkpoint_keep could not be deleted", report,
+          report.not_deleted);
+    }
+    if (report.outcome == Outcome::kFailed) {
+      Say(LogLevel::kError,
+          "a save of --checkpoint_steps failed: the checkpoint before it stays, and the next that is due is "
+          "tried",
+          report, report.why);
+    } else if (report.outcome == Outcome::kDropped) {
+      Say(LogLevel::kInfo, "a save of --checkpoint_steps was dropped", report, report.why);
+    } else if (report.outcome == Outcome::kPassedOver) {
+      Say(LogLevel::kWarning,
+          "a save of --checkpoint_steps is due, and the one before is still under way: it is passed over; "
+          "raise "
+          "--checkpoint_steps, or give --checkpoint_dir a faster disk",
+          report, absl::OkStatus());
+    }
+  }
+
+ private:
+  void Say(LogLevel level, const char* message, const engine::StepSaveReport& report,
+           const absl::Status& why) {
+    std::optional<uint64_t> left_out;
+    {
+      const engine::MutexLock lock(mutex_);
+      left_out = lines_.Take(std::chrono::steady_clock::now());
+    }
+    if (!left_out.has_value()) return;
+    std::vector<telemetry::LogField> fields = {{"head", report.head}, {"tag", report.tag}};
+    if (!why.ok()) fields.emplace_back("reason", std::string(why.message()));
+    if (*left_out > 0) fields.emplace_back("lines_left_out", *left_out);
+    Log(level, message, fields);
+  }
+
+  engine::Mutex mutex_;
+  rpc::RateLimit lines_ ABSL_GUARDED_BY(mutex_){10, 0.1};
+};
+
+}  // namespace
+
+std::function<void(const engine::StepSaveReport&)> LogStepSaves() {
+  return [log = std::make_shared<StepSaveLog>()](const engine::StepSaveReport& report) { log->Take(report); };
 }
 
 bool SaveForRestart(engine::Engine& engine) {

@@ -2,6 +2,7 @@
 #ifndef LOSSD_SERVER_STARTUP_RESTART_H_
 #define LOSSD_SERVER_STARTUP_RESTART_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,6 +37,9 @@ class Restart {
   Restore restore_ = Restore::kNo;
   std::optional<engine::DrainRecord> drain_;
 };
+
+// EngineOptions::on_step_save that logs, a few lines a second at most. Thread-safe.
+std::function<void(const engine::StepSaveReport&)> LogStepSaves();
 
 // After the drain: every head, for the next server. False, and it is logged, if that failed for any of them.
 bool SaveForRestart(engine::Engine& engine);

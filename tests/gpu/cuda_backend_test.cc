@@ -7,9 +7,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "server/engine/device/cuda/cuda_device.h"
 #include "tests/gpu/cuda_engine.h"
@@ -342,6 +346,49 @@ TEST(CudaPipeline, HasThreeBatchesUnderWayAndAnswersBeforeTheGradientIsComplete)
     EXPECT_NEAR(batch.losses[0], std::log(static_cast<double>(LargeBatch::kEntries)), 1e-3);
   }
   EXPECT_GT(early, 0) << "adding to dW takes longer than one call of Poll";
+}
+
+// What is copied beside batches is what there was, though steps and writes are asked for at once.
+TEST(CudaState, ACopyIsOfTheMomentThatItWasBegunAt) {
+  absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0, {});
+  if (!device.ok()) GTEST_SKIP() << device.status();
+  HeadConfig config{"h", 1 << 16, 1000, DataType::kBFloat16};  // rows are padded
+  config.bias = true;
+  config.optimizer.kind = OptimizerKind::kAdamW;
+  config.optimizer.weight_decay = 0.1;
+  const std::unique_ptr<HeadBackend> head = *(*device)->CreateHead(config);
+  const auto publish = [&](int value) {
+    HostBuffer weights = *HostBuffer::Create(config.weight_bytes(), Commit::kNow);
+    std::memset(weights.data(), value, static_cast<size_t>(weights.size()));
+    HostBuffer bias = *HostBuffer::Create(config.bias_bytes(), Commit::kNow);
+    ASSERT_TRUE(head->PublishWeights({std::move(weights), std::move(bias)}).ok());
+  };
+  publish(0x3c);
+  const StepArguments step{.learning_rate = 0.1, .optimizer = config.optimizer};
+  ASSERT_TRUE(head->ApplyStep(nullptr, step).ok());
+  std::vector<std::string> before;
+  std::vector<std::shared_ptr<RegionMemory>> memory;
+  std::vector<StateCopy> copies;
+  for (const StateTensor& tensor : head->StateTensors()) {
+    const int64_t bytes = tensor.rows * tensor.columns * kernels::SizeOf(tensor.type);
+    before.emplace_back(static_cast<size_t>(bytes), '\0');
+    ASSERT_TRUE(head->ReadState(tensor.name, 0, tensor.rows, before.back().data()).ok());
+    memory.push_back(*(*device)->CreateRegionMemory(RegionKind::kSystem, WholePages(bytes)));
+    copies.push_back({tensor, memory.back()->data()});
+  }
+  for (const auto& change : std::vector<std::function<void()>>{
+           [&] { ASSERT_TRUE(head->ApplyStep(nullptr, step).ok()); }, [&] { publish(0x3d); }}) {
+    for (size_t i = 0; i < copies.size(); ++i) {
+      ASSERT_TRUE(head->ReadState(copies[i].tensor.name, 0, copies[i].tensor.rows, before[i].data()).ok());
+    }
+    const absl::StatusOr<HeadBackend::CopyDone> done = head->CopyState(copies);
+    ASSERT_TRUE(done.ok()) << done.status();
+    change();
+    ASSERT_TRUE((*done)().ok());
+    for (size_t i = 0; i < copies.size(); ++i) {
+      EXPECT_EQ(std::memcmp(copies[i].out, before[i].data(), before[i].size()), 0) << copies[i].tensor.name;
+    }
+  }
 }
 
 TEST(CudaDevice, AHeadThatDoesNotFitIsRefusedAndHarmsNothing) {

@@ -165,6 +165,12 @@ struct Counters {
   Counter checkpoint_bytes{0};           // written; what is shared with an earlier checkpoint is not
   Gauge checkpoint_used_bytes{0};        // of the disk, by all that is in --checkpoint_dir
   Gauge checkpoint_saved_at_seconds{0};  // when the last save ended well, since the epoch; 0: none yet
+  // Saves that --checkpoint_steps has made due.
+  Counter step_saves_ok{0};
+  Counter step_saves_failed{0};
+  Counter step_saves_passed_over{0};  // the one before was under way
+  Counter step_saves_dropped{0};      // the server drained, or the head was deleted, parked or restored
+  Gauge step_save_milliseconds{0};    // of the last that ended well, from its step on
 
   Gauge queued_chunks{0};
   Gauge credit_bytes{0};  // of payloads and answers under way: read and not yet answered on the wire

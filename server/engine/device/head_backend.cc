@@ -138,6 +138,13 @@ absl::Status HeadBackend::WriteState(const std::string& /*tensor*/, int64_t /*fi
   return NotThere("WriteState");
 }
 
+absl::StatusOr<HeadBackend::CopyDone> HeadBackend::CopyState(std::span<const StateCopy> copies) {
+  for (const auto& [tensor, out] : copies) {
+    if (absl::Status read = ReadState(tensor.name, 0, tensor.rows, out); !read.ok()) return read;
+  }
+  return CopyDone([] { return absl::OkStatus(); });
+}
+
 absl::Status HeadBackend::WriteGradient(Gradient* /*gradient*/, int64_t /*first_row*/, int64_t /*rows*/,
                                         const float* /*dw*/, const float* /*bias*/) {
   return NotThere("WriteGradient");

@@ -134,6 +134,12 @@ struct StateTensor {
   int64_t columns = 0;
 };
 
+// Where a copy of such a tensor goes: all of its rows, as ReadState has them.
+struct StateCopy {
+  StateTensor tensor;
+  void* out = nullptr;
+};
+
 // When a batch was where, as far as the device can tell: it may have looked a little later.
 struct DeviceTimes {
   absl::Time input_ready;  // on the device
@@ -266,6 +272,12 @@ class HeadBackend {
   virtual std::vector<StateTensor> StateTensors() const { return {}; }
   virtual absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out);
   virtual absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows, const void* in);
+  // Copies tensors, as they are now, to memory of Device::CreateRegionMemory. Batches that are started later
+  // go on beside it; a change of weights or state waits for it on the device. The returned function waits
+  // until the copies are there, and may be called by any thread. Until it has returned the memory must stay,
+  // and no other copy may begin. Not over replicas.
+  using CopyDone = std::function<absl::Status()>;
+  virtual absl::StatusOr<CopyDone> CopyState(std::span<const StateCopy> copies);
   virtual absl::Status RestoreState() { return absl::OkStatus(); }
   // Replaces rows of a gradient, of db too where `bias` is not null. All rows are written, in order, before
   // anything else is done with it.

@@ -49,6 +49,7 @@
 #include "server/engine/head/replica/checkpoint_part.h"
 #include "server/engine/head/replica/part_rows.h"
 #include "server/engine/head/replica/replica_part.h"
+#include "server/engine/head/step_saver.h"
 #include "server/engine/memory/memory_budget.h"
 #include "server/engine/regions/region_table.h"
 #include "server/engine/schedule/batch_queue.h"
@@ -100,6 +101,12 @@ struct HeadEnvironment {
   std::shared_ptr<std::optional<absl::Time>> device_done = {};
   // Not null if the head has double_buffer; the head gives it back with the rest of its memory.
   std::shared_ptr<Gradient> second_gradient = {};
+  // Whether checkpoints of the head are kept here.
+  bool keeps_checkpoints = false;
+  // Null: no step has the head saved. Otherwise `on_step_save` is called when a save has begun, or was passed
+  // over; it does not block. The device thread's, without any lock held.
+  std::shared_ptr<StepSaver> step_saver = {};
+  std::function<void(std::shared_ptr<Head>, StepSaver::Due)> on_step_save = {};
 };
 
 class Head : public BatchSource, public BatchOwner, public std::enable_shared_from_this<Head> {
@@ -344,6 +351,11 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // deterministic sessions beyond those that the head has now.
   void Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const StateSource> source,
                std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done);
+  // Null if no step has the head saved.
+  StepSaver* step_saver() const { return environment_.step_saver.get(); }
+  // The optimizer's steps in the newest checkpoint that there is of this head's past; 0 without one.
+  int64_t checkpoint_steps() const { return checkpoint_steps_; }
+  void NoteCheckpoint(int64_t optimizer_steps) { checkpoint_steps_ = optimizer_steps; }
   // How often the head was put back to a checkpoint; going on after a drain does not count.
   uint64_t restores() const;
   // Ids and numbers of lanes.
@@ -672,6 +684,15 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::StatusOr<CapturedHead> CaptureUnusedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Checkpoints (head_checkpoint.cc).
+  // A save that a step has made due.
+  struct StepSave {
+    StepSaver::Due due = StepSaver::Due::kNo;
+    absl::StatusOr<CapturedHead> captured = CapturedHead{};  // not over replicas
+  };
+  // Behind a step, when the next window has begun.
+  StepSave CaptureStepLocked(const StepResult& step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BeginStepSave(StepSave save) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::optional<int64_t> StepsSinceCheckpointLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SaveNow(SaveAs as, std::vector<SessionMarks> named, StateSink* sink, SavedCallback done);
   absl::StatusOr<CapturedHead> CaptureLocked(SaveAs as, const std::vector<SessionMarks>& named) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -740,6 +761,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   BatchRunner batches_;
   TeacherLease teaching_;
   uint64_t gradient_changes_ = 0;  // counted: two equal numbers are equal gradients
+  std::atomic<int64_t> checkpoint_steps_ = 0;
 
   Lifecycle lifecycle_ ABSL_GUARDED_BY(mutex_);
   // Chunks, of any head, that this one teaches and that are not done. More only with the lock, while it is

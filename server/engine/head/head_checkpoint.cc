@@ -149,6 +149,33 @@ StateKeys Head::KeysLocked() const {
           .gradients = absl::StrCat(head, window_.generation(), ".", gradient_changes_)};
 }
 
+// Saves that steps make due
+
+// A step that was skipped leaves nothing that a checkpoint would not have already.
+Head::StepSave Head::CaptureStepLocked(const StepResult& step) const {
+  StepSave save;
+  if (environment_.step_saver == nullptr || step.skipped) return save;
+  save.due = environment_.step_saver->Look(weights_.optimizer_steps(), history_.restores());
+  const bool copies = save.due == StepSaver::Due::kBegins && !environment_.place.shared();
+  if (copies) save.captured = CaptureLocked(SaveAs::kTagged, {});
+  return save;
+}
+
+void Head::BeginStepSave(StepSave save) {
+  if (save.due == StepSaver::Due::kNo) return;
+  if (save.due == StepSaver::Due::kBegins && !environment_.place.shared()) {
+    const absl::Status copied = environment_.step_saver->Begin(std::move(save.captured), backend_.get());
+    if (!copied.ok()) OnDeviceFailure(copied);
+  }
+  environment_.on_step_save(shared_from_this(), save.due);
+}
+
+std::optional<int64_t> Head::StepsSinceCheckpointLocked() const {
+  if (!environment_.keeps_checkpoints || config_.optimizer.kind == OptimizerKind::kNone) return std::nullopt;
+  // Less for a moment, while a restore comes to its end.
+  return std::max<int64_t>(0, weights_.optimizer_steps() - checkpoint_steps_);
+}
+
 // Restoring
 
 void Head::Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const StateSource> source,

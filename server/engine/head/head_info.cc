@@ -21,12 +21,17 @@ HeadInfo Head::Info() const {
     marks.generation = window_.generation();
   }
   if (reservation_ != nullptr) info.memory = reservation_->plan();
+  if (environment_.step_saver != nullptr) {
+    const MemoryPlan copy = environment_.step_saver->memory();
+    info.memory.insert(info.memory.end(), copy.begin(), copy.end());
+  }
   const MemoryPlan sessions = sessions_.Memory();
   info.memory.insert(info.memory.end(), sessions.begin(), sessions.end());
   info.memory = Merged(info.memory);
   info.staged_rows = weights_.staged_rows();
   info.open_sessions = sessions_.open();
   info.optimizer_steps = weights_.optimizer_steps();
+  info.steps_since_checkpoint = StepsSinceCheckpointLocked();
   info.max_logits_bytes = MostLogitsBytes(environment_.limits);
   info.max_logits_rows = environment_.limits.max_chunk_tokens;
   info.flush_since = window_.flush_since();
@@ -43,7 +48,8 @@ HeadSnapshot Head::Snapshot() const {
                       .window_tokens = window_.tokens(),
                       .window_since = window_.since(),
                       .flush_since = window_.flush_since(),
-                      .open_sessions = sessions_.open()};
+                      .open_sessions = sessions_.open(),
+                      .steps_since_checkpoint = StepsSinceCheckpointLocked()};
 }
 
 std::vector<SessionSnapshot> Head::Sessions() const {

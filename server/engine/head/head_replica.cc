@@ -312,17 +312,20 @@ void Head::PublishPart(const JointStep& step) {
       StepResult{.skipped = step.skipped, .stats = step.stats, .window_tokens = step.window_tokens};
   std::vector<StepCallback> waiters;
   Resumes waiting;
+  StepSave save;
   {
     const MutexLock lock(mutex_);
     slices_stepped_ = false;
     CountStepLocked(&*answer);
     waiters = window_.EndStep(&answer);
     waiting = BeginWindowLocked();
+    save = CaptureStepLocked(*answer);
   }
   if (step.window_tokens > 0) CountGradient(step.stats.norm, step.stats.non_finite);
   environment_.scheduler->Resume(this);
   for (const StepCallback& waiter : waiters) waiter(answer);
   Call(waiting);
+  BeginStepSave(std::move(save));
 }
 
 // What becomes of it otherwise

@@ -231,15 +231,18 @@ void Head::Step() {
   }
   std::vector<StepCallback> step_waiters;
   Resumes waiting;
+  StepSave save;
   {
     // All at once for everybody who looks: the new version, the record and the next window, or nothing.
     const MutexLock lock(mutex_);
     if (answer.ok()) CountStepLocked(&*answer);
     step_waiters = window_.EndStep(&answer);
     waiting = answer.ok() ? BeginWindowLocked() : TakeWaitingLocked();
+    if (answer.ok()) save = CaptureStepLocked(*answer);
   }
   for (const StepCallback& waiter : step_waiters) waiter(answer);
   Call(waiting);
+  BeginStepSave(std::move(save));
 }
 
 // On the device alone: afterwards the gradient, and those of the sessions, are empty.

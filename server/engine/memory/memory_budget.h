@@ -29,9 +29,9 @@ struct MemoryItem {
 using MemoryPlan = std::vector<MemoryItem>;
 
 // Every purpose that memory is reserved for, in the order of reports.
-inline constexpr std::array<absl::string_view, 10> kMemoryPurposes = {
-    "weights",   "master_weights", "weight_staging", "gradient",      "optimizer",
-    "workspace", "tiles",          "regions",        "class_weights", "replica_sums"};
+inline constexpr std::array<absl::string_view, 11> kMemoryPurposes = {
+    "weights", "master_weights", "weight_staging", "gradient",     "optimizer",      "workspace",
+    "tiles",   "regions",        "class_weights",  "replica_sums", "checkpoint_copy"};
 
 int64_t TotalBytes(const MemoryPlan& plan);
 // One item for each purpose and place, in the order in which they first occur.

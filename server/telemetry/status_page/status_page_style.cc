@@ -48,7 +48,7 @@ td.wrap { white-space: normal; overflow-wrap: anywhere; }
 .spark polyline { fill: none; stroke: var(--accent); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
 .p0 { fill: #0072b2; } .p1 { fill: #56b4e9; } .p2 { fill: #cc79a7; } .p3 { fill: #d55e00; } .p4 { fill: #e69f00; }
 .p5 { fill: #009e73; } .p6 { fill: #8c6bb1; } .p7 { fill: #b5a642; } .p8 { fill: #a0522d; } .p9 { fill: #5f9ea0; }
-.p10 { fill: #7f8c8d; }
+.p10 { fill: #3b5b92; } .p11 { fill: #7f8c8d; }
 footer { margin-top: 1.6rem; }
 a { color: var(--accent); }
 .lost::before { content: "The server does not answer; this is what it said last."; display: block; margin: -1.5rem -1.5rem 1rem;

@@ -307,6 +307,21 @@ class FakeBackend : public HeadBackend {
     std::memcpy(out, data + first_row * row_bytes, static_cast<size_t>(rows * row_bytes));
     return absl::OkStatus();
   }
+  // There when it is waited for, and not before.
+  absl::StatusOr<CopyDone> CopyState(std::span<const StateCopy> copies) override {
+    std::vector<std::pair<std::string, void*>> all;
+    for (const auto& [tensor, out] : copies) {
+      const auto [data, row_bytes] = Find(tensor.name);
+      if (gate_->failing() || data == nullptr) return absl::InternalError("nothing can be copied");
+      const auto bytes = static_cast<size_t>(tensor.rows * row_bytes);
+      all.emplace_back(std::string(reinterpret_cast<const char*>(data), bytes), out);
+    }
+    return CopyDone([gate = gate_, all = std::move(all)] {
+      if (gate->failing_copies()) return absl::InternalError("nothing was copied");
+      for (const auto& [bytes, out] : all) std::memcpy(out, bytes.data(), bytes.size());
+      return absl::OkStatus();
+    });
+  }
   absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
                           const void* in) override {
     gate_->WritesState();

@@ -33,6 +33,9 @@ class FakeGate {
   void LetThrough(size_t batches);
   // Batches that come to their end from now on fail, with part of them in dW, and so do reads.
   void Fail();
+  // Copies of state (HeadBackend::CopyState) that are waited for from now on fail.
+  void FailCopies() { failing_copies_ = true; }
+  bool failing_copies() const { return failing_copies_; }
 
   // Waits until a batch is held, or until so many were started since the fake was made.
   void AwaitArrival();
@@ -74,6 +77,7 @@ class FakeGate {
   size_t may_answer_ = kAll;  // batches below this number
   size_t may_end_ = kAll;
   bool failing_ = false;
+  std::atomic<bool> failing_copies_ = false;
   std::function<void()> on_write_state_;
   std::function<void()> on_logits_;
 };

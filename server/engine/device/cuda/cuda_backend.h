@@ -108,6 +108,7 @@ class CudaBackend : public HeadBackend {
   absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
                           const void* in) override;
   absl::Status RestoreState() override;
+  absl::StatusOr<CopyDone> CopyState(std::span<const StateCopy> copies) override;
   absl::Status WriteGradient(Gradient* gradient, int64_t first_row, int64_t rows, const float* dw,
                              const float* bias) override;
   bool HasRoomForList(int64_t tokens) const override;
@@ -186,6 +187,12 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::Result RefreshSums(const BatchKey& kind, const kernels::Shard& shard);
   kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
                                  const kernels::RowSpan& rows, void* out) const;
+  // The same, put on a stream.
+  static kernels::cuda::Result EnqueueRead(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
+                                           const kernels::RowSpan& rows, void* out, cudaStream_t stream);
+  kernels::cuda::Result EnqueueCopies(std::span<const StateCopy> copies) const;
+  // What changes weights or state comes behind copies of them: before anything of that is enqueued.
+  kernels::cuda::Result AwaitCopies() const;
   // From the host, which must leave `in` alone until the computing stream has been waited for.
   kernels::cuda::Result WriteRows(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
                                   const kernels::RowSpan& rows, const void* in) const;
@@ -300,6 +307,13 @@ class CudaBackend : public HeadBackend {
   // fp32 [stepped rows, padded H], those that the optimizer has.
   std::array<kernels::cuda::DeviceBuffer, 2> moments_;
   std::array<kernels::cuda::DeviceBuffer, 2> bias_moments_;
+  // Copies of weights and state on their way to the host, beside batches.
+  struct StateCopies {
+    int device = 0;
+    kernels::cuda::Stream stream;
+    kernels::cuda::Event done;
+  };
+  std::shared_ptr<StateCopies> copies_;  // null without an optimizer
   kernels::cuda::DeviceBuffer weight_largest_;
   kernels::cuda::DeviceBuffer class_weights_;
   double class_weight_sum_ = 0;

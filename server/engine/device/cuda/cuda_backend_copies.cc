@@ -25,6 +25,7 @@ Result Copy(const DeviceBuffer& from, const DeviceBuffer& to, cudaStream_t strea
 absl::Status CudaBackend::BlendWeights(const HeadBackend& other, double decay) {
   const auto& source = static_cast<const CudaBackend&>(other);  // of the same device
   Result result(cudaSetDevice(device_->index), "cudaSetDevice");
+  if (result.ok()) result = AwaitCopies();
   // After every batch that was given the old weights, or the source's.
   if (result.ok()) result = decay == 0 ? CopyWeights(source) : Blend(source, decay);
   if (result.ok()) result = DeriveFromWeights();
@@ -62,6 +63,7 @@ absl::Status CudaBackend::CopyOptimizer(const HeadBackend& other) {
   const auto& source = static_cast<const CudaBackend&>(other);
   cudaStream_t stream = device_->pipeline.computing();
   Result result(cudaSetDevice(device_->index), "cudaSetDevice");
+  if (result.ok()) result = AwaitCopies();
   for (size_t i = 0; i < moments_.size(); ++i) {
     if (result.ok()) result = Copy(source.moments_[i], moments_[i], stream);
     if (result.ok()) result = Copy(source.bias_moments_[i], bias_moments_[i], stream);

@@ -89,6 +89,7 @@ Result CudaBackend::Allocate() {
 
 // A communicator may live on for other heads.
 CudaBackend::~CudaBackend() {
+  if (copies_ != nullptr) (void)cudaStreamSynchronize(copies_->stream.get());
   if (const std::shared_ptr<PeerGradients> peers = peers_.lock(); peers != nullptr) peers->Close();
 }
 
@@ -112,7 +113,11 @@ Result CudaBackend::AllocateOptimizer() {
     LOSSD_CUDA_PASS_ON(CreateZeros(matrix, &moments_[place]));
     if (config_.bias) LOSSD_CUDA_PASS_ON(CreateZeros(bias, &bias_moments_[place]));
   }
-  return {};
+  if (config_.optimizer.kind == OptimizerKind::kNone) return {};
+  copies_ = std::make_shared<StateCopies>();
+  copies_->device = device_->index;
+  LOSSD_CUDA_PASS_ON(kernels::cuda::Stream::Create(&copies_->stream));
+  return kernels::cuda::Event::Create(&copies_->done);
 }
 
 // Nothing of this is left for later: a replica that had no memory then would keep all of them waiting.

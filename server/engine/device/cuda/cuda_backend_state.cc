@@ -7,6 +7,7 @@
 #include "kernels/cuda/rows/bias.h"
 #include "server/engine/device/cuda/cuda_backend.h"
 #include "server/engine/device/cuda/cuda_status.h"
+#include "server/engine/device/cuda/stream_order.h"
 #include "server/engine/device/slice_checks.h"
 
 namespace lossd::engine {
@@ -30,6 +31,7 @@ Result CudaBackend::Publish(const WeightBuffers& staged) {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
   const DataType type = config_.master_type();
   const DeviceBuffer& to = config_.master_weights ? master_ : weights_;
+  LOSSD_CUDA_PASS_ON(AwaitCopies());
   // After every batch that was given the old weights.
   if (config_.master_weights && over_replicas()) {
     LOSSD_CUDA_PASS_ON(WriteMaster(AllRows(), staged.weights.data()));
@@ -170,8 +172,15 @@ void CudaBackend::Reset(Gradient* of) {
 Result CudaBackend::ReadRows(const DeviceBuffer& buffer, const RowBytes& bytes, const RowSpan& rows,
                              void* out) const {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
-  const char* from = static_cast<const char*>(buffer.data()) + rows.first * bytes.stride;
   cudaStream_t stream = device_->pipeline.computing();
+  LOSSD_CUDA_PASS_ON(EnqueueRead(buffer, bytes, rows, out, stream));
+  LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
+  return {};
+}
+
+Result CudaBackend::EnqueueRead(const DeviceBuffer& buffer, const RowBytes& bytes, const RowSpan& rows,
+                                void* out, cudaStream_t stream) {
+  const char* from = static_cast<const char*>(buffer.data()) + rows.first * bytes.stride;
   if (bytes.stride == bytes.row) {
     LOSSD_CUDA_TRY(cudaMemcpyAsync(out, from, static_cast<size_t>(rows.count * bytes.row),
                                    cudaMemcpyDeviceToHost, stream));
@@ -180,7 +189,6 @@ Result CudaBackend::ReadRows(const DeviceBuffer& buffer, const RowBytes& bytes, 
                                      static_cast<size_t>(bytes.stride), static_cast<size_t>(bytes.row),
                                      static_cast<size_t>(rows.count), cudaMemcpyDeviceToHost, stream));
   }
-  LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
   return {};
 }
 
@@ -257,6 +265,7 @@ absl::Status CudaBackend::WriteState(const std::string& tensor, int64_t first_ro
                                      const void* in) {
   const absl::StatusOr<StateEntry> entry = FindState(config_, tensor);
   if (!entry.ok()) return entry.status();
+  if (const Result behind = AwaitCopies(); !behind.ok()) return DeviceFailed(behind);
   const RowSpan span{first_row, rows};
   if (entry->part == StatePart::kMaster && over_replicas()) {
     Result result(cudaSetDevice(device_->index), "cudaSetDevice");
@@ -272,6 +281,50 @@ absl::Status CudaBackend::RestoreState() {
   if (result.ok() && config_.master_weights) result = NarrowMaster();
   if (result.ok()) result = DeriveFromWeights();
   return Finished(result);
+}
+
+absl::StatusOr<HeadBackend::CopyDone> CudaBackend::CopyState(std::span<const StateCopy> copies) {
+  if (copies_ == nullptr || over_replicas()) return HeadBackend::CopyState(copies);
+  if (const Result enqueued = EnqueueCopies(copies); !enqueued.ok()) return DeviceFailed(enqueued);
+  return CopyDone([under_way = copies_] {
+    Result result(cudaSetDevice(under_way->device), "cudaSetDevice");
+    if (result.ok()) result = {cudaEventSynchronize(under_way->done.get()), "copying a head's state"};
+    return DeviceFailed(result);
+  });
+}
+
+Result CudaBackend::EnqueueCopies(std::span<const StateCopy> copies) const {
+  // Results of batches leave by the same way, and get a turn between two pieces; of which there are not so
+  // many that the stream would keep this thread waiting.
+  constexpr int64_t kPieceBytes = int64_t{8} << 20;
+  constexpr int64_t kMostPieces = 512;
+  int64_t bytes_of_all = 0;
+  for (const auto& [tensor, out] : copies) {
+    bytes_of_all += tensor.rows * tensor.columns * SizeOf(tensor.type);
+  }
+  const int64_t piece_bytes = std::max(kPieceBytes, bytes_of_all / kMostPieces);
+  LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
+  cudaStream_t stream = copies_->stream.get();
+  LOSSD_CUDA_PASS_ON(Order(device_->pipeline.computing(), copies_->done, stream));
+  for (const auto& [tensor, out] : copies) {
+    const absl::StatusOr<StateEntry> entry = FindState(config_, tensor.name);
+    if (!entry.ok()) return {cudaErrorInvalidValue, "a tensor that the head has not"};
+    const RowBytes bytes = BytesOf(*entry);
+    const int64_t most = std::max<int64_t>(1, piece_bytes / bytes.row);
+    for (RowSpan rows{0, std::min(most, tensor.rows)}; rows.count > 0;
+         rows = {rows.end(), std::min(most, tensor.rows - rows.end())}) {
+      LOSSD_CUDA_PASS_ON(EnqueueRead(BufferOf(*entry), bytes, rows,
+                                     static_cast<char*>(out) + rows.first * bytes.row, stream));
+    }
+  }
+  LOSSD_CUDA_TRY(cudaEventRecord(copies_->done.get(), stream));
+  return {};
+}
+
+Result CudaBackend::AwaitCopies() const {
+  if (copies_ == nullptr) return {};
+  LOSSD_CUDA_TRY(cudaStreamWaitEvent(device_->pipeline.computing(), copies_->done.get(), 0));
+  return {};
 }
 
 absl::Status CudaBackend::WriteGradient(Gradient* of, int64_t first_row, int64_t rows, const float* dw,

@@ -151,6 +151,7 @@ Result CudaBackend::Step(const GradientParts& gradient, const OptimizerCoefficie
   cudaStream_t stream = device_->pipeline.computing();
   void* scratch = device_->tallies.data();
   GradientTally* tallies = TalliesIn(device_->tallies);
+  LOSSD_CUDA_PASS_ON(AwaitCopies());
   ForgetWeights();
   const auto& [rows, dw, db] = gradient;
   const int64_t place = stepped_.PlaceOf(rows.first);

@@ -32,6 +32,9 @@ struct HeadInfo {
   std::string flush_id;                   // of the flush that holds the window; empty: none does
   std::optional<absl::Time> flush_since;  // BeginFlush, until it is committed or aborted
   int64_t parked_bytes = 0;               // of the host; 0: it is not parked
+  // Steps of the optimizer since the newest checkpoint that was saved of the head or that it was restored
+  // from; none where no checkpoints are kept, or without an optimizer.
+  std::optional<int64_t> steps_since_checkpoint;
 };
 
 // For those who look often: of one moment, and at little cost.
@@ -44,6 +47,7 @@ struct HeadSnapshot {
   std::optional<absl::Time> window_since;  // when the first chunk in it was taken, or it was restored
   std::optional<absl::Time> flush_since;   // BeginFlush, until it is committed or aborted
   int64_t open_sessions = 0;
+  std::optional<int64_t> steps_since_checkpoint;  // HeadInfo's
 };
 
 // Nothing in it lets anybody speak for the session.

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -38,12 +39,15 @@ class CheckpointTest : public DeterministicTest {
   enum class Start { kEmpty, kDrained, kKilled };
   void StartEngine(Start start, int64_t max_chunk_tokens = kMostTokens) {
     StopEngine();
-    store_ = *CheckpointStore::Open(folder_.path());
+    store_ = *CheckpointStore::Open(folder_.path(), fault_);
     EngineOptions options;
     options.memory_limit_bytes = memory_limit_bytes_;
     options.chunk_limits = {.max_chunk_bytes = 1 << 16, .max_chunk_tokens = max_chunk_tokens};
     options.checkpoints = store_;
     options.parking_bytes = parking_bytes_;
+    options.checkpoint_steps = checkpoint_steps_;
+    options.checkpoint_keep = checkpoint_keep_;
+    options.on_step_save = on_step_save_;
     std::optional<DrainRecord> drain;
     if (start == Start::kDrained) drain = *store_->ReadDrain();
     if (drain.has_value()) options.incarnation = drain->incarnation;
@@ -136,6 +140,10 @@ class CheckpointTest : public DeterministicTest {
   // The next engine has:
   int64_t memory_limit_bytes_ = int64_t{1} << 30;
   int64_t parking_bytes_ = 0;
+  int64_t checkpoint_steps_ = 0;
+  int64_t checkpoint_keep_ = 0;
+  std::function<void(const StepSaveReport&)> on_step_save_ = [](const StepSaveReport&) {};
+  DurableFiles::Fault fault_;
   std::shared_ptr<CheckpointStore> store_;
   absl::StatusOr<std::vector<CheckpointInfo>> restored_ = std::vector<CheckpointInfo>();
 };
