@@ -300,6 +300,27 @@ STEPS = Row(
             width=6,
         ),
         graph(
+            "Steps that are not saved",
+            "Since each head's newest checkpoint; with --checkpoint_steps they stay below twice of that",
+            [
+                Query(f"lossd_head_steps_since_checkpoint{{{I}}}", "{{head}}"),
+                Query(f"lossd_checkpoint_interval_steps{{{I}}}", "--checkpoint_steps"),
+            ],
+            width=6,
+        ),
+        graph(
+            "Saves by --checkpoint_steps",
+            "Passed over: a save takes longer than the steps between two",
+            [
+                Query(
+                    f"sum by (outcome) (increase(lossd_step_checkpoints_total{{{I}}}[{RATE}]))",
+                    "{{outcome}}",
+                ),
+                Query(f"lossd_step_checkpoint_last_seconds{{{I}}}", "last", "s"),
+            ],
+            width=6,
+        ),
+        graph(
             "Age of the last checkpoint",
             "None: nothing was saved since the start",
             [Query(f"time() - (lossd_checkpoint_last_success_timestamp_seconds{{{I}}} > 0)", "age")],

@@ -158,6 +158,9 @@ struct HeadInfo {
   double flush_seconds = 0;  // since it was begun
   // What it takes of the server's host while it is parked (Client::ParkHead), without `memory`; 0: it is not.
   int64_t parked_bytes = 0;
+  // Steps of the optimizer since the newest checkpoint that was saved of the head or that it was restored
+  // from. None where the server keeps no checkpoints, or without an optimizer.
+  std::optional<int64_t> steps_since_checkpoint = {};
 };
 
 // One of the processes that compute a server's heads together, each with a device: a rank of the group.

@@ -91,6 +91,9 @@ class HeadInfo:
     """Since it was begun."""
     parked_bytes: int = 0
     """What it takes of the server's host while it is parked (Client.park_head), without memory; 0: it is not."""
+    steps_since_checkpoint: int | None = None
+    """Steps of the optimizer since the newest checkpoint that was saved of the head or that it was restored from; None
+    where the server keeps no checkpoints, or without an optimizer."""
 
 
 @dataclass(frozen=True)

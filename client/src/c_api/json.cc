@@ -117,7 +117,9 @@ Json ToJson(const HeadInfo& info) {
           {"staged_rows", info.staged_rows},
           {"flush_id", info.flush_id},
           {"flush_seconds", info.flush_seconds},
-          {"parked_bytes", info.parked_bytes}};
+          {"parked_bytes", info.parked_bytes},
+          {"steps_since_checkpoint",
+           info.steps_since_checkpoint.has_value() ? Json(*info.steps_since_checkpoint) : Json()}};
 }
 
 Json ToJson(const ServerStatus& status) {

@@ -210,6 +210,7 @@ absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
                 .flush_id = head.flush_id(),
                 .flush_seconds = head.flush_seconds(),
                 .parked_bytes = head.parked_bytes()};
+  if (head.has_steps_since_checkpoint()) info.steps_since_checkpoint = head.steps_since_checkpoint();
   for (const auto& session : head.sessions()) info.sessions.push_back(FromProto(session));
   return info;
 }

@@ -19,6 +19,9 @@ std::string DescribeWeights(const HeadInfo& head) {
   std::string text = head.weight_version == 0 ? "none" : absl::StrCat("version ", head.weight_version);
   if (head.optimizer_steps > 0) {
     absl::StrAppend(&text, ", ", head.optimizer_steps, head.optimizer_steps == 1 ? " step" : " steps");
+    if (head.steps_since_checkpoint.has_value()) {
+      absl::StrAppend(&text, " (", *head.steps_since_checkpoint, " not saved)");
+    }
   }
   if (head.staged_rows == 0) return text;
   return absl::StrCat(text, ", next ", head.staged_rows * 100 / head.config.vocab_size, " %");
@@ -48,6 +51,11 @@ std::vector<std::string> OptimizerParts(const HeadConfig& config) {
   if (config.optimizer.kind != OptimizerKind::kNone) parts.push_back(DescribeOptimizer(config.optimizer));
   if (config.master_weights) parts.emplace_back("fp32 master");
   return parts;
+}
+
+nlohmann::ordered_json StepsSinceCheckpointOrNull(const HeadInfo& head) {
+  if (!head.steps_since_checkpoint.has_value()) return nullptr;
+  return *head.steps_since_checkpoint;
 }
 
 std::string DescribeWindow(const HeadInfo& head) {
@@ -144,7 +152,8 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"open_sessions", head.open_sessions},
           {"sessions", sessions},
           {"memory", MemoryToJson(head.memory)},
-          {"parked_bytes", head.parked_bytes}};
+          {"parked_bytes", head.parked_bytes},
+          {"steps_since_checkpoint", StepsSinceCheckpointOrNull(head)}};
 }
 
 std::string HeadsTable(const std::vector<HeadInfo>& heads) {

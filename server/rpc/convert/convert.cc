@@ -308,6 +308,7 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   head->set_open_sessions(info.open_sessions);
   head->set_flush_id(info.flush_id);
   head->set_parked_bytes(info.parked_bytes);
+  if (info.steps_since_checkpoint.has_value()) head->set_steps_since_checkpoint(*info.steps_since_checkpoint);
   if (info.flush_since.has_value()) {
     head->set_flush_seconds(std::max(0.0, absl::ToDoubleSeconds(absl::Now() - *info.flush_since)));
   }

@@ -16,6 +16,12 @@ double Count(const engine::Counter& counter) { return static_cast<double>(counte
 constexpr Metric kGeneration{"lossd_head_generation", "Generation of the open window.", kGauge, {"head"}};
 constexpr Metric kWeightVersion{
     "lossd_head_weight_version", "Version of the weights; 0: none yet.", kGauge, {"head"}};
+constexpr Metric kStepsSinceCheckpoint{
+    "lossd_head_steps_since_checkpoint",
+    "Steps of the optimizer since the newest checkpoint that was saved of the head or that it was restored "
+    "from; 0 where no checkpoints are kept.",
+    kGauge,
+    {"head"}};
 constexpr Metric kWindowTokens{"lossd_head_window_tokens", "Valid tokens in the window.", kGauge, {"head"}};
 constexpr Metric kWindowAge{"lossd_head_window_age_seconds",
                             "Time since the window took its first chunk; 0: it is empty.",
@@ -117,6 +123,8 @@ void CollectWindowsOf(const std::vector<HeadAtOnce>& heads, Exposition& out) {
   AddEach(kWindowAge, heads, out, [&](const HeadAtOnce& each) { return age(each.snapshot.window_since); });
   AddEach(kFlushAge, heads, out, [&](const HeadAtOnce& each) { return age(each.snapshot.flush_since); });
   AddEach(kSessions, heads, out, [](const HeadAtOnce& each) { return each.snapshot.open_sessions; });
+  AddEach(kStepsSinceCheckpoint, heads, out,
+          [](const HeadAtOnce& each) { return each.snapshot.steps_since_checkpoint.value_or(0); });
   out.Begin(kFlushPhase);
   for (const auto& [head, snapshot] : heads) {
     for (const engine::WindowState state : engine::kWindowStates) {

@@ -32,6 +32,18 @@ constexpr Metric kCheckpointBytes{"lossd_checkpoint_bytes_total",
 constexpr Metric kLastSave{"lossd_checkpoint_last_success_timestamp_seconds",
                            "When the last save ended well, seconds since the epoch; 0: none since the start.",
                            kGauge};
+constexpr Metric kStepInterval{"lossd_checkpoint_interval_steps",
+                               "--checkpoint_steps: heads are saved by themselves so often; 0: never.",
+                               kGauge};
+constexpr Metric kStepSaves{
+    "lossd_step_checkpoints_total",
+    "Saves that --checkpoint_steps made due; passed_over: the one before was under way; dropped: the server "
+    "drained, or the head was deleted, parked or restored.",
+    kCounter,
+    {"outcome"}};
+constexpr Metric kStepSaveSeconds{
+    "lossd_step_checkpoint_last_seconds",
+    "Time of the last of them that ended well, from the end of its step; 0: none yet.", kGauge};
 constexpr Metric kCheckpointDisk{
     "lossd_checkpoint_disk_bytes",
     "The disk of --checkpoint_dir: used (by what is in it), free and total (of its file system); 0 without.",
@@ -66,6 +78,13 @@ void CollectWindows(const engine::Engine& engine, Exposition& out) {
   out.Add({"restore"}, counters.checkpoint_restores.seconds);
   out.Only(kCheckpointBytes, counters.checkpoint_bytes);
   out.Only(kLastSave, counters.checkpoint_saved_at_seconds);
+  out.Only(kStepInterval, engine.options().checkpoint_steps);
+  out.Begin(kStepSaves);
+  out.Add({"ok"}, counters.step_saves_ok);
+  out.Add({"failed"}, counters.step_saves_failed);
+  out.Add({"passed_over"}, counters.step_saves_passed_over);
+  out.Add({"dropped"}, counters.step_saves_dropped);
+  out.Only(kStepSaveSeconds, static_cast<double>(counters.step_save_milliseconds) / 1000);
   const engine::CheckpointDisk disk = engine.ReadCheckpointDisk();
   out.Begin(kCheckpointDisk);
   out.Add({"used"}, disk.used);

@@ -81,6 +81,8 @@ Json ToJson(const HeadStatus& head, absl::Time now) {
           {"generation", snapshot.generation},
           {"weight_version", snapshot.weight_version},
           {"optimizer_steps", snapshot.optimizer_steps},
+          {"steps_since_checkpoint",
+           snapshot.steps_since_checkpoint.has_value() ? Json(*snapshot.steps_since_checkpoint) : Json()},
           {"window_state", engine::Name(snapshot.window_state)},
           {"window_tokens", snapshot.window_tokens},
           {"window_age_seconds", AgeOrNull(now, snapshot.window_since)},

@@ -172,14 +172,15 @@ std::string Heads(const ServerStatus& status) {
     const engine::HeadSnapshot& snapshot = head.snapshot;
     const std::string flush =
         snapshot.flush_since.has_value() ? absl::StrCat(" ", AgeText(status.now, snapshot.flush_since)) : "";
-    rows.push_back({Escape(head.name), absl::StrCat(head.vocab_size, " × ", head.hidden_size),
-                    Escape(head.weight_type), absl::StrCat(snapshot.weight_version),
-                    absl::StrCat(snapshot.generation),
-                    head.frozen ? Badge("no gradient", "soft") : Phase(snapshot.window_state) + flush,
-                    CountText(static_cast<double>(snapshot.window_tokens)),
-                    AgeText(status.now, snapshot.window_since), absl::StrCat(snapshot.open_sessions),
-                    absl::StrCat(head.queued_chunks), HasLoss(head) ? ValueText(head.loss) : "–",
-                    head.gradient_norm != 0 ? ValueText(head.gradient_norm) : "–"});
+    rows.push_back(
+        {Escape(head.name), absl::StrCat(head.vocab_size, " × ", head.hidden_size), Escape(head.weight_type),
+         absl::StrCat(snapshot.weight_version), absl::StrCat(snapshot.generation),
+         head.frozen ? Badge("no gradient", "soft") : Phase(snapshot.window_state) + flush,
+         CountText(static_cast<double>(snapshot.window_tokens)), AgeText(status.now, snapshot.window_since),
+         absl::StrCat(snapshot.open_sessions), absl::StrCat(head.queued_chunks),
+         snapshot.steps_since_checkpoint.has_value() ? absl::StrCat(*snapshot.steps_since_checkpoint) : "–",
+         HasLoss(head) ? ValueText(head.loss) : "–",
+         head.gradient_norm != 0 ? ValueText(head.gradient_norm) : "–"});
   }
   return "<h2>Heads</h2>\n" +
          Table({{"name"},
@@ -192,6 +193,7 @@ std::string Heads(const ServerStatus& status) {
                 {"age"},
                 {"sessions"},
                 {"queued"},
+                {"steps not saved"},
                 {"loss"},
                 {"‖dW‖"}},
                rows) +

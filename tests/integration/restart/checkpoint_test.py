@@ -6,16 +6,19 @@ usage: checkpoint_test.py LOSSD LOSSCTL
 import json
 import os
 import resource
+import signal
 import stat
 import sys
 import tempfile
+import time
 import unittest
 
 import grpc
 import numpy as np
 import programs
-from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2_grpc, status_pb2, status_pb2_grpc
-from lossd_server import LossdServer
+from lossd.v1 import (gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2_grpc, status_pb2, status_pb2_grpc,
+                      types_pb2)
+from lossd_server import LossdServer, ReplicaSet
 
 from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
 
@@ -169,6 +172,100 @@ class Checkpoints(unittest.TestCase):
             result = run(*flags)
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn(words, result.stderr)
+
+    def test_a_head_saves_itself_and_a_kill_at_any_moment_of_it_finds_the_newest_whole_one(self):
+        """One step after the other with a save behind each, so that most kills hit one; the weights of a step are the same bits
+        whenever it is restored."""
+        adam = head_pb2.Optimizer(kind=head_pb2.OPTIMIZER_KIND_ADAMW)
+        weights = {}  # of each step, as the server had them
+        for life in range(12):
+            with self.server("--restore", "--checkpoint_steps=1") as server, connect(server) as channel:
+                if life == 0:
+                    create_head(channel, "h", VOCAB, HIDDEN, optimizer=adam)
+                else:
+                    head = self.head(channel)
+                    self.assertEqual(self.weights(channel), weights[head.optimizer_steps])
+                    self.assertEqual(head.steps_since_checkpoint, 0)
+                    self.assertLessEqual(len(self.tags(channel, "h")), 3)
+                session = open_session(channel, "h", f"c{life}")
+                for sequence in range(1, 3 + life):
+                    self.step(channel, session, sequence)
+                    session.generation += 1
+                    weights[self.head(channel).optimizer_steps] = self.weights(channel)
+                if life == 0:  # there is one to go back to
+                    server.wait_until(lambda: server.metric('lossd_step_checkpoints_total{outcome="ok"}') > 0, "a save")
+                time.sleep(life % 4 * 0.001)
+                server.signal(signal.SIGKILL)
+                server.wait()
+
+    def test_ranks_and_replicas_are_saved_by_themselves_too(self):
+        flags = ["--checkpoint_steps=2", f"--checkpoint_dir={self.folder}"]
+        ranks = lambda: LossdServer(LOSSD, "--devices=cpu,cpu", "--workspace_bytes=16777216", "--restore", *flags)
+        adam = head_pb2.Optimizer(kind=head_pb2.OPTIMIZER_KIND_ADAMW)
+
+        def train(server, channel):
+            """To step 4 of which the save is whole; its weights."""
+            session = open_session(channel, "h", "c")
+            while (head := self.head(channel)).optimizer_steps < 4:
+                self.step(channel, session, head.optimizer_steps + 1)
+                session.generation += 1
+                # None is passed over.
+                server.wait_until(lambda: self.head(channel).steps_since_checkpoint < 2, "the save")
+            self.assertEqual(self.head(channel).steps_since_checkpoint, 0)
+            return self.weights(channel)
+
+        with ranks() as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN, optimizer=adam)
+            saved = train(server, channel)
+            server.signal(signal.SIGKILL)
+            server.wait()
+        with ranks() as server, connect(server) as channel:
+            self.assertEqual(self.weights(channel), saved)
+            head_pb2_grpc.HeadServiceStub(channel).DeleteHead(head_pb2.DeleteHeadRequest(name="h", discard_gradient=True))
+        with ReplicaSet(LOSSD, 2, *FLAGS, *flags) as servers, connect(servers[0]) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN, optimizer=adam)
+            saved = train(servers[0], channel)
+            self.assertEqual(self.restore(channel, "auto-4").checkpoint.optimizer_steps, 4)
+            self.assertEqual(self.weights(channel), saved)
+
+    def step(self, channel, session, sequence):
+        add_chunks(channel, session, [sequence])
+        head = self.head(channel)
+        return gradient_pb2_grpc.GradientServiceStub(channel).ApplyStep(gradient_pb2.ApplyStepRequest(
+            head="h", generation=head.generation, marks=head.sessions, learning_rate=0.01))
+
+    def weights(self, channel):
+        request = head_pb2.ReadWeightsRequest(head="h", rows=VOCAB, dtype=types_pb2.DATA_TYPE_FLOAT32)
+        return b"".join(piece.weights for piece in head_pb2_grpc.HeadServiceStub(channel).ReadWeights(request))
+
+    def test_a_save_by_itself_that_fails_is_told_and_the_next_is_tried(self):
+        with self.server("--checkpoint_steps=1") as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN, optimizer=head_pb2.Optimizer(kind=head_pb2.OPTIMIZER_KIND_SGD))
+            session = open_session(channel, "h", "c")
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (12000, resource.RLIM_INFINITY))
+            self.step(channel, session, 1)
+            server.await_log("a save of --checkpoint_steps failed")
+            self.assertRegex(server.log(), r' E .*head="h" tag="auto-1" reason=".*heads/h/.tmp-auto-1/')
+            self.assertEqual(server.metric('lossd_step_checkpoints_total{outcome="failed"}'), 1)
+            self.assertEqual(server.metric('lossd_head_steps_since_checkpoint{head="h"}'), 1)
+            self.assertEqual(server.metric("lossd_checkpoint_interval_steps"), 1)
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            session.generation += 1
+            self.step(channel, session, 2)
+            server.wait_until(lambda: server.metric('lossd_head_steps_since_checkpoint{head="h"}') == 0, "the next save")
+            self.assertEqual(self.tags(channel, "h"), {"auto-2"})
+
+    def test_checkpoint_steps_that_cannot_be_meant_are_a_mistake_in_the_command_line(self):
+        folder = f"--checkpoint_dir={self.folder}"
+        for flags, words in ((["--checkpoint_steps=-1", folder], "--checkpoint_steps is -1"),
+                             (["--checkpoint_steps=10"], "it needs --checkpoint_dir"),
+                             (["--checkpoint_steps=ten", folder], "checkpoint_steps"),
+                             (["--checkpoint_steps=99999999999999999999", folder], "checkpoint_steps")):
+            result = run(*flags)
+            self.assertNotEqual(result.returncode, 0, flags)
+            self.assertIn(words, result.stderr)
+        with self.server("--checkpoint_steps=9223372036854775807", "--restore"):
+            pass
 
     def tags(self, channel, head):
         listed = head_pb2_grpc.HeadServiceStub(channel).ListCheckpoints(head_pb2.ListCheckpointsRequest(head=head))
