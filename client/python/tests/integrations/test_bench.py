@@ -57,6 +57,16 @@ def test_the_lines_of_the_readme(tmp_path: Path) -> None:
         assert result["loss"]["ratio"] > 0 and result["with_step"]["ratio"] > 0
 
 
+def test_steps_beside_saves(tmp_path: Path) -> None:
+    figures = tmp_path / "saves.json"
+    sizes = ["--vocab=2048", "--hidden=128", "--tokens=512", "--every=12", "--saves=2", "--warmup=2"]
+    said = run("checkpoint_steps.py", *sizes, f"--folder={tmp_path}", f"--json={figures}")
+    report = json.loads(figures.read_text())
+    assert report["checkpoint_bytes"] >= 2048 * 128 * 10
+    assert report["ratio"] > 0 and report["steps_beside_a_save"] > 0
+    assert f"ratio {report['ratio']:.3f}" in said
+
+
 def result(mode: str, *losses: float) -> dict[str, Any]:
     return {"mode": mode, "losses": list(losses)}
 
