@@ -66,7 +66,8 @@ void CountIn(engine::Counter* counter) {
 absl::Status Acceptor::Listen(const std::string& address,
                               const std::shared_ptr<grpc::ServerCredentials>& credentials,
                               grpc::ServerBuilder& builder) {
-  absl::StatusOr<std::unique_ptr<Listener>> listener = Listener::Open(address);
+  absl::StatusOr<std::unique_ptr<Listener>> listener =
+      Listener::Open(address, for_ == For::kMembers ? Listener::Port::kOfAll : Listener::Port::kOwn);
   if (!listener.ok()) return listener.status();
   if (!stop_.valid()) stop_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop_.valid()) return absl::UnavailableError("no file descriptor is left to take connections with");

@@ -40,8 +40,8 @@ namespace lossd::rpc {
 // Not thread-safe; has threads of its own.
 class Acceptor {
  public:
-  // Probes get at descriptors that clients do not.
-  enum class For { kClients, kProbes };
+  // Probes and members of a group get at descriptors that clients do not. Members know the port beforehand.
+  enum class For { kClients, kProbes, kMembers };
 
   // What became of connections beside being served. Outlives it; null: not counted.
   struct Counters {

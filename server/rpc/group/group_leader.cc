@@ -164,7 +164,7 @@ class LeaderServer final : public GroupLeader {
   const std::vector<grpc::Service*> others_;
   const std::shared_ptr<grpc::ServerCredentials> credentials_;
   GroupService service_;
-  Acceptor acceptor_{Acceptor::For::kProbes, {}};
+  Acceptor acceptor_{Acceptor::For::kMembers, {}};
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Ticker> heartbeats_;
 };

@@ -90,6 +90,11 @@ constexpr Hint kHints[] = {
     {"reset by peer", Hint::When::kPlain,
      "the leader may have certificates: then every rank needs --group_tls_certificate"},
     {"Connection refused", Hint::When::kBoth, "nothing listens there: is the leader started, on this port?"},
+    {"http1.x server", Hint::When::kBoth, "what listens there is no lossd: is the port right?"},
+    {"Failed parsing HTTP/2", Hint::When::kBoth, "what listens there is no lossd: is the port right?"},
+    {"before receiving SETTINGS", Hint::When::kBoth,
+     "what listens there says nothing: it is no lossd, or stands still"},
+    {"imed out", Hint::When::kBoth, "is that host up, and does no firewall drop what goes there?"},
 };
 constexpr absl::string_view kNameUnknown = "DNS resolution failed";
 

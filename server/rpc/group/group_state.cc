@@ -32,6 +32,8 @@ absl::Status CheckAgreed(const std::string& member, const std::map<std::string, 
                          const google::protobuf::Map<std::string, std::string>& given) {
   const std::string leader = absl::StrCat(member, " 0");
   const std::string joining = absl::StrCat("the ", member, " that joins");
+  constexpr char kOtherKind[] =
+      " has no such flag: one is a rank of a group and the other a replica; is the port right?";
   std::map<std::string, std::string> both = group;
   both.insert(given.begin(), given.end());
   for (const auto& [flag, value] : both) {
@@ -39,11 +41,11 @@ absl::Status CheckAgreed(const std::string& member, const std::map<std::string, 
     const auto actual = given.find(flag);
     if (expected == group.end()) {
       return absl::FailedPreconditionError(
-          absl::StrCat(joining, " has --", flag, "=", value, ", and ", leader, " has no such flag"));
+          absl::StrCat(joining, " has --", flag, "=", value, ", and ", leader, kOtherKind));
     }
     if (actual == given.end()) {
       return absl::FailedPreconditionError(
-          absl::StrCat(leader, " has --", flag, "=", value, ", and ", joining, " has no such flag"));
+          absl::StrCat(leader, " has --", flag, "=", value, ", and ", joining, kOtherKind));
     }
     if (expected->second != actual->second) {
       return absl::FailedPreconditionError(absl::StrCat(leader, " has --", flag, "=", expected->second, ", ",

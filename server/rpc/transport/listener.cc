@@ -123,10 +123,13 @@ absl::Status OpenAll(const std::vector<SocketAddress>& addresses, int port, bool
 }
 
 // What to do about `refused`, with which a socket could not be opened at `address`.
-std::string Advice(const absl::Status& refused, const std::string& address) {
+std::string Advice(const absl::Status& refused, const std::string& address, Listener::Port port) {
   if (IsUnixSocket(address)) return "is its folder there and writable?";
   if (refused.code() != absl::ErrnoToStatusCode(EADDRINUSE)) {
     return "is the address one of this machine, and may this user take the port?";
+  }
+  if (port == Listener::Port::kOfAll) {
+    return "perhaps another lossd runs there: stop it, or name another port, the same to all that connect";
   }
   return absl::StrCat("perhaps another lossd runs there: stop it, or name another port (",
                       address.substr(0, address.rfind(':')), ":0 takes a free one)");
@@ -134,7 +137,7 @@ std::string Advice(const absl::Status& refused, const std::string& address) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& address) {
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& address, Port port) {
   std::unique_ptr<Listener> listener(new Listener);
   absl::Status opened;
   if (IsUnixSocket(address)) {
@@ -144,9 +147,9 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& addr
     opened = listener->OpenHost(SplitHostPort(address), Use::kListen);
   }
   if (opened.ok()) return listener;
-  return engine::MakeError(
-      absl::StatusCode::kUnavailable, engine::RejectReason::kInternal, "listen",
-      absl::StrCat("cannot listen on ", address, ": ", opened.message(), "; ", Advice(opened, address)));
+  return engine::MakeError(absl::StatusCode::kUnavailable, engine::RejectReason::kInternal, "listen",
+                           absl::StrCat("cannot listen on ", address, ": ", opened.message(), "; ",
+                                        Advice(opened, address, port)));
 }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Hold(const std::string& address) {

@@ -15,12 +15,15 @@ namespace lossd::rpc {
 
 class Listener {
  public:
+  // Whether whoever connects is told the port, or has to be started with it: what to do if it is taken.
+  enum class Port { kOwn, kOfAll };
+
   // On an address of ParseListen; connections wait from now on. 0.0.0.0 and [::] both are every address of
   // the machine, as with gRPC's own sockets. The name of a host may stand for several addresses, with one
   // port; those that the machine does not have are left out. The file of a Unix socket is for the owner and
   // the group alone; that of a server which is no more is replaced. UNAVAILABLE, saying why, if the address
   // cannot be had; ALREADY_EXISTS if the file of a Unix socket is none, or a server answers there.
-  static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::string& address);
+  static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::string& address, Port port = Port::kOwn);
 
   // The same sockets without listening: nobody can connect, and whoever asks the system for a free port is
   // not given this one, while Open() has it as before. Nothing is held of a Unix socket.

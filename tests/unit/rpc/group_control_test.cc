@@ -515,7 +515,7 @@ TEST(GroupControl, WhoIsNotOfTheGroupIsRefusedAndChangesNothing) {
        {"--rank_timeout=10s", "--rank_timeout=20s"}},
       {[](auto* hello) { hello->mutable_agreed()->clear(); },
        grpc::StatusCode::FAILED_PRECONDITION,
-       {"has --rank_timeout=10s", "no such flag"}},
+       {"has --rank_timeout=10s", "no such flag: one is a rank"}},
       {[](auto* hello) { (*hello->mutable_agreed())["network"] = "eth0"; },
        grpc::StatusCode::FAILED_PRECONDITION,
        {"has --network=eth0", "no such flag"}},

@@ -10,17 +10,23 @@
 #include <openssl/bio.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <fstream>
 #include <future>
 #include <iterator>
+#include <memory>
 #include <optional>
+#include <string_view>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc/transport/file_descriptor.h"
+#include "server/rpc/transport/listener.h"
 #include "tests/integration/tls/certificates.h"
 #include "tests/unit/rpc/group_ranks.h"
 #include "tests/unit/rpc/one_way_relay.h"
@@ -95,18 +101,51 @@ TEST(GroupHosts, ANameThatNobodyKnowsIsSaidWhenTheTimeIsOver) {
                     HasSubstr("--group_leader")));
 }
 
+// Answers whoever connects as a web server does that was told nonsense.
+class WebServer {
+ public:
+  WebServer() : listener_(Listener::Open("127.0.0.1:0").value()), thread_([this] { Serve(); }) {}
+  ~WebServer() {
+    shutdown(socket(), SHUT_RDWR);
+    thread_.join();
+  }
+  WebServer(const WebServer&) = delete;
+  WebServer& operator=(const WebServer&) = delete;
+
+  std::string address() const { return absl::StrCat("127.0.0.1:", listener_->port()); }
+
+ private:
+  int socket() const { return listener_->sockets().front().get(); }
+  void Serve() {
+    constexpr std::string_view kAnswer = "HTTP/1.0 400 Bad Request\r\n\r\n";
+    for (pollfd waits{socket(), POLLIN, 0}; poll(&waits, 1, -1) == 1 && (waits.revents & POLLHUP) == 0;) {
+      const FileDescriptor client(accept(socket(), nullptr, nullptr));
+      if (!client.valid() || write(client.get(), kAnswer.data(), kAnswer.size()) < 0) continue;
+      shutdown(client.get(), SHUT_WR);
+      for (char some = 0; read(client.get(), &some, 1) > 0;) {  // else it would be told of a reset alone
+      }
+    }
+  }
+
+  const std::unique_ptr<Listener> listener_;
+  std::thread thread_;
+};
+
 TEST(GroupHosts, WhyALeaderIsNotFoundIsSaidWhileItIsLookedForAndWhoAsksMayEndThat) {
   Hosts group(2);
   group.set_address(kLoopback);
   { const auto leader = group.Lead(); }  // whose port is nobody's now
+  const WebServer stranger;
   for (const auto& [address, words] :
        {std::pair<std::string, std::string>{"no-such-host.invalid:50053", "does not know the name"},
-        {group.address(), "is the leader started"}}) {
+        {group.address(), "is the leader started"},
+        {stranger.address(), "is no lossd"}}) {
     GroupMemberOptions options = group.MemberOptions(1);
     options.address = address;
-    options.start_timeout = absl::InfiniteDuration();
+    options.start_timeout = kLong;
     options.on_waiting = [&](const std::string& why) { return why.find(words) == std::string::npos; };
-    EXPECT_EQ(GroupMember::Join(options).status().code(), absl::StatusCode::kCancelled) << address;
+    const absl::Status ended = GroupMember::Join(options).status();
+    EXPECT_EQ(ended.code(), absl::StatusCode::kCancelled) << ended;
   }
 }
 

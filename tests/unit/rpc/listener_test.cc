@@ -101,6 +101,15 @@ TEST(ListenerTest, APortThatAnotherListensOnIsRefusedWithTheReason) {
   }
 }
 
+TEST(ListenerTest, APortThatAllHaveToKnowIsNotAdvisedToBeAFreeOne) {
+  const Opened first = Listener::Open("127.0.0.1:0");
+  ASSERT_TRUE(first.ok()) << first.status();
+  const absl::Status taken =
+      Listener::Open(absl::StrCat("127.0.0.1:", (*first)->port()), Listener::Port::kOfAll).status();
+  EXPECT_TRUE(absl::StrContains(taken.message(), "the same to all that connect")) << taken;
+  EXPECT_FALSE(absl::StrContains(taken.message(), ":0 takes")) << taken;
+}
+
 TEST(ListenerTest, AllAddressesOfAHostHaveOnePort) {
   const Opened opened = Listener::Open("localhost:0");
   ASSERT_TRUE(opened.ok()) << opened.status();
