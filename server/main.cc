@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
 #include "server/engine/memory/process_memory.h"
+#include "server/engine/replicas/joint_replicas.h"
 #include "server/rpc/calls/grpc_log.h"
 #include "server/rpc/calls/methods.h"
 #include "server/rpc/connections/server_setup.h"
@@ -397,11 +398,13 @@ int Serve(Options options, ParentLink* parent) {
   options.server.access = *access;
   AccessWatch access_watch(options.server.tls, *access, &counters);
   if (group != nullptr) group->TellLanes(&options.server);
-  if (replicas != nullptr) {
-    replicas->Meet(engine->get());
-    if (!replicas->AwaitFirstMeeting(ToldToEnd)) return Stopped();
-  }
-  if (absl::Status restored = restart->RestoreHeads(**engine); !restored.ok()) return Fail(restored);
+  if (replicas != nullptr) replicas->Meet(engine->get());
+  absl::Status restored;
+  do {
+    if (replicas != nullptr && !replicas->AwaitMeeting(ToldToEnd)) return Stopped();
+    restored = restart->RestoreHeads(**engine);
+  } while (engine::IsReplicaLost(restored));
+  if (!restored.ok()) return Fail(restored);
   if (!options.replicas.place.coordinates()) options.heads.clear();  // which the coordinator creates at all
   const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());
   if (absl::IsCancelled(heads) && ToldToEnd()) return Stopped();

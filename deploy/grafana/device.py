@@ -464,11 +464,11 @@ REPLICAS = Row(
         ),
         graph(
             "The set",
-            "1 while all are there; how often they met within an hour, and how often this one was filled by the others",
+            "1 while all are there; how often they met within an hour, and how often they went back to a checkpoint",
             [
                 Query(f"lossd_replica_set_whole{{{I}}}", "whole"),
                 Query(f"increase(lossd_replica_epochs_total{{{I}}}[1h])", "met"),
-                Query(f"increase(lossd_replica_refills_total{{{I}}}[1h])", "filled"),
+                Query(f"increase(lossd_replica_returns_total{{{I}}}[1h])", "went back"),
                 Query(f"sum by (replica) (increase(lossd_replica_sessions_placed_total{{{I}}}[1h]))", "sessions at {{replica}}"),
             ],
             width=8,

@@ -5,19 +5,11 @@
 #include "kernels/rounding.h"
 
 namespace lossd::kernels::collectives {
-namespace {
 
-using Transfer = Communicator::Transfer;
-
-int64_t BytesOf(int64_t floats) { return floats * static_cast<int64_t>(sizeof(float)); }
-
-}  // namespace
-
-Result SliceExchange::Sum(const float* gradient, int32_t piece, int32_t pieces, const Sums& sums,
-                          void* scratch, void* stream) {
+Result SliceExchange::Sum(const float* gradient, int32_t piece, int32_t pieces, float* sum, void* scratch,
+                          void* stream) {
   LOSSD_COLLECTIVE_TRY(Give(gradient, piece, pieces, scratch, stream));
-  LOSSD_COLLECTIVE_TRY(Add(gradient, piece, pieces, sums, scratch, stream));
-  return SendOn(piece, pieces, sums, stream);
+  return Add(gradient, piece, pieces, sum, scratch, stream);
 }
 
 Result SliceExchange::Give(const float* gradient, int32_t piece, int32_t pieces, void* scratch,
@@ -32,58 +24,34 @@ Result SliceExchange::Give(const float* gradient, int32_t piece, int32_t pieces,
   return replicas_.ScatterV(parts, counts, scratch, stream);
 }
 
-Result SliceExchange::Add(const float* gradient, int32_t piece, int32_t pieces, const Sums& sums,
+Result SliceExchange::Add(const float* gradient, int32_t piece, int32_t pieces, float* sum,
                           const void* scratch, void* stream) {
   const RowSpan rows = layout_.Piece(self(), piece, pieces);
+  const int64_t before = rows.first - layout_.Slice(self()).first;
   return replicas_.AddScattered(gradient + rows.first * columns_, rows.count * columns_, scratch,
-                                sums.own + PlaceInSlice(self(), piece, pieces), stream);
-}
-
-Result SliceExchange::SendOn(int32_t piece, int32_t pieces, const Sums& sums, void* stream) {
-  if (!layout_.HasMirrors()) return {};
-  const int32_t mirrored = layout_.MirroredBy(self());
-  const auto bytes = [&](int32_t slice) {
-    return BytesOf(layout_.Piece(slice, piece, pieces).count * columns_);
-  };
-  std::vector<Transfer> onward(static_cast<size_t>(layout_.replicas()));
-  Transfer& to_mirror = onward[static_cast<size_t>(layout_.MirrorOf(self()))];
-  to_mirror.send = sums.own + PlaceInSlice(self(), piece, pieces);
-  to_mirror.send_bytes = bytes(self());
-  Transfer& from_owner = onward[static_cast<size_t>(mirrored)];  // the same of two replicas
-  from_owner.receive = sums.mirrored + PlaceInSlice(mirrored, piece, pieces);
-  from_owner.receive_bytes = bytes(mirrored);
-  return replicas_.Exchange(onward, stream);
-}
-
-int64_t SliceExchange::PlaceInSlice(int32_t slice, int32_t piece, int32_t pieces) const {
-  return (layout_.Piece(slice, piece, pieces).first - layout_.Slice(slice).first) * columns_;
+                                sum + before * columns_, stream);
 }
 
 int64_t SliceExchange::ScratchBytes(const SliceLayout& layout, int32_t replica, int64_t columns,
                                     int32_t pieces) {
   const int64_t rows = CeilDivide(layout.Slice(replica).count, pieces);
-  return BytesOf(rows * columns) * (layout.replicas() - 1);
+  return rows * columns * static_cast<int64_t>(sizeof(float)) * (layout.replicas() - 1);
 }
 
-Result SliceExchange::Gather(void* weights, int64_t entry_bytes, int32_t piece, int32_t pieces,
-                             void* stream) {
+Result SliceExchange::Gather(void* rows, int64_t entry_bytes, int32_t piece, int32_t pieces, void* stream) {
   const int64_t row_bytes = columns_ * entry_bytes;
-  const auto at = [weights, row_bytes](const RowSpan& rows) {
-    return static_cast<char*>(weights) + rows.first * row_bytes;
+  const auto at = [rows, row_bytes](const RowSpan& span) {
+    return static_cast<char*>(rows) + span.first * row_bytes;
   };
   const RowSpan own = layout_.Piece(self(), piece, pieces);
-  std::vector<Transfer> transfers(static_cast<size_t>(layout_.replicas()));
+  std::vector<Communicator::Transfer> transfers(static_cast<size_t>(layout_.replicas()));
   for (int32_t other = 0; other < layout_.replicas(); ++other) {
-    Transfer& with = transfers[static_cast<size_t>(other)];
-    if (!layout_.Steps(other, self())) {
-      with.send = at(own);
-      with.send_bytes = own.count * row_bytes;
-    }
-    if (!layout_.Steps(self(), other)) {
-      const RowSpan theirs = layout_.Piece(other, piece, pieces);
-      with.receive = at(theirs);
-      with.receive_bytes = theirs.count * row_bytes;
-    }
+    if (other == self()) continue;
+    const RowSpan theirs = layout_.Piece(other, piece, pieces);
+    transfers[static_cast<size_t>(other)] = {.send = at(own),
+                                             .send_bytes = own.count * row_bytes,
+                                             .receive = at(theirs),
+                                             .receive_bytes = theirs.count * row_bytes};
   }
   return replicas_.Exchange(transfers, stream);
 }

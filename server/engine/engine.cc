@@ -12,7 +12,7 @@
 #include "server/engine/common/monotonic_clock.h"
 #include "server/engine/common/random_id.h"
 #include "server/engine/memory/process_memory.h"
-#include "server/engine/replicas/window_ending.h"
+#include "server/engine/replicas/joint_replicas.h"
 
 namespace lossd::engine {
 namespace {
@@ -97,10 +97,10 @@ GroupReport Engine::Group() const {
 // Heads
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
-  if (options_.create_together == nullptr) return CreateHead(config, false);
+  if (options_.create_together == nullptr) return CreateHere(config);
   const MutexLock together(together_mutex_);
   const bool was_there = FindHere(config.name).ok();
-  absl::StatusOr<std::shared_ptr<Head>> head = CreateHead(config, false);
+  absl::StatusOr<std::shared_ptr<Head>> head = CreateHere(config);
   if (!head.ok()) return head;
   const absl::Status all = options_.create_together(config);
   const absl::StatusOr<std::shared_ptr<Head>> now = FindHere(config.name);
@@ -109,22 +109,21 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
     return absl::UnavailableError(absl::StrCat("the replicas have met again while head ", config.name,
                                                " was created; create it again"));
   }
-  // If one was lost, those that are left agree on it when they meet again.
+  // If one was lost, all agree on it when they meet again.
   if (!was_there && !IsReplicaLost(all)) DropHead(config.name);
   return all;
 }
 
-absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHeadToFill(const HeadConfig& config) {
-  if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHere(config.name); existing.ok()) {
-    // A try before this one has made it.
-    if ((*existing)->IsBeingFilled() && (*existing)->config() == config) return existing;
+absl::StatusOr<std::shared_ptr<Head>> Engine::ReplaceHead(const HeadConfig& config) {
+  const absl::StatusOr<std::shared_ptr<Head>> existing = FindHere(config.name);
+  if (existing.ok() && (*existing)->config() != config) {
     std::promise<void> released;
     absl::Status removed =
         RemoveHead(config.name, DiscardGradient::kYes, [&released] { released.set_value(); });
     if (!removed.ok()) return removed;
     released.get_future().wait();
   }
-  return CreateHead(config, true);
+  return CreateHere(config);
 }
 
 void Engine::DropHead(const std::string& name) {
@@ -145,21 +144,20 @@ absl::Status Engine::CheckCreated(const HeadConfig& config) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config, bool is_filled) {
+absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHere(const HeadConfig& config) {
   if (absl::Status can = CheckCreated(config); !can.ok()) return can;
   // One creation at a time; the map's lock is not held while memory is taken, which may need seconds.
   const MutexLock creating(create_mutex_);
   if (absl::Status back = BringBack(config.name); !back.ok()) return back;
   if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHere(config.name); existing.ok()) {
     const HeadConfig& have = (*existing)->config();
-    if (have == config && is_filled == (*existing)->IsBeingFilled()) return existing;
-    if (have == config) return absl::UnavailableError(absl::StrCat("head ", config.name, " is being filled"));
+    if (have == config) return existing;
     return MakeError(
         absl::StatusCode::kAlreadyExists, RejectReason::kConflict, "config",
         absl::StrCat("head ", config.name, " exists as ", Describe(have), "; asked for ", Describe(config),
                      Describe(have) == Describe(config) ? ", but others" : ""));
   }
-  absl::StatusOr<std::shared_ptr<Head>> head = MakeHead(config, is_filled);
+  absl::StatusOr<std::shared_ptr<Head>> head = MakeHead(config);
   if (head.ok()) AddHead(*head);
   return head;
 }
@@ -175,7 +173,7 @@ int64_t Engine::OtherHeads(const std::string& name) const {
   return static_cast<int64_t>(heads_.size() + parked_.size() - heads_.count(name) - parked_.count(name));
 }
 
-absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config, bool is_filled) {
+absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config) {
   if (const int64_t count = OtherHeads(config.name); count >= options_.max_heads) {
     return Overload("config", absl::StrCat("there are ", count, " heads; the limit is ", options_.max_heads));
   }
@@ -208,7 +206,6 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config,
   environment.place_timeout = options_.place_timeout;
   environment.incarnation = incarnation_;
   environment.place = options_.place;
-  environment.is_filled = is_filled;
   environment.end_together = options_.end_together;
   environment.publish_together = options_.publish_together;
   environment.find_part = options_.find_part;

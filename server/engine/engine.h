@@ -110,9 +110,8 @@ struct EngineOptions {
                                      absl::FunctionRef<absl::Status()> delete_here)>
       delete_together = {};
   std::function<absl::StatusOr<std::shared_ptr<ReplicaPart>>(const Head&, int32_t replica)> find_part = {};
-  // At the coordinator: all replicas of a head, for which it waits for so long. UNAVAILABLE, saying who is
-  // missing.
-  std::function<absl::StatusOr<CheckpointReplicas>(const Head&, absl::Duration timeout)> find_replicas = {};
+  // At the coordinator: all replicas of a head. UNAVAILABLE, saying who is missing, if not all are there.
+  std::function<absl::StatusOr<JointReplicas>(const Head&)> find_replicas = {};
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
 };
@@ -226,9 +225,9 @@ class Engine {
   // ALREADY_EXISTS. Waits for the device. UNIMPLEMENTED over replicas, errors of CreateHead and
   // Head::CheckCopied.
   absl::StatusOr<CopiedHead> CopyHead(const HeadCopy& copy);
-  // A replica's, in the place of one that it may have, to be filled by the others (Head::InstallPart).
-  absl::StatusOr<std::shared_ptr<Head>> CreateHeadToFill(const HeadConfig& config);
-  // A replica's that others have not. Its checkpoints stay as they are.
+  // A replica's, in the place of one of another configuration. Waits until that one's memory is free.
+  absl::StatusOr<std::shared_ptr<Head>> ReplaceHead(const HeadConfig& config);
+  // A replica's that is to be nowhere. Its checkpoints stay as they are.
   void DropHead(const std::string& name);
   using DiscardGradient = Head::DiscardGradient;
   // If ok, `released` is called once the head's memory is free again. Where there are checkpoints it waits
@@ -297,8 +296,21 @@ class Engine {
   absl::StatusOr<DeletedCheckpoint> DeleteCheckpoint(const std::string& head, const std::string& tag);
   // A replica's: what a restore of all of them has put here counts from now on (Head::InstallRestoredPart).
   void InstallRestored(Head& head) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same of a window that is dropped (Head::DropWindowPart). It waits.
-  void DropWindow(Head& head, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  // At the coordinator, when all have met: these heads, of which they are not alike, go back to their newest
+  // checkpoints. One that has none, or was deleted, is gone at all of them. ReplicaLost if one is lost
+  // meanwhile. Waits for a save, a restore or a deletion that is under way.
+  struct Others {
+    std::function<absl::StatusOr<JointReplicas>(const Head&)> replicas;
+    // ReplaceHead, and DropHead, at all others.
+    std::function<absl::Status(const HeadConfig&)> create;
+    std::function<absl::Status(const std::string& name)> drop;
+  };
+  struct WentBack {
+    std::vector<CheckpointInfo> restored;
+    std::vector<std::string> gone;
+  };
+  absl::StatusOr<WentBack> GoBack(const std::vector<std::string>& heads, const Others& others)
+      ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
   // The replicas have parted (Head::LeaveEpoch), all of whose exchanges are over.
   void LeaveEpoch();
   // Does not wait for what is being saved.
@@ -320,7 +332,7 @@ class Engine {
   // Waits until everything accepted so far has been applied and answered.
   void WaitIdle() { scheduler_.Flush(); }
   // Waits for what replicas exchange or publish, as far as it was asked for (Head::SumPart, StepPart,
-  // ServeGather, PublishPrepared).
+  // PublishPrepared).
   void AwaitExchanges();
   // The device has failed where no head has asked for anything. The first failure of all is told
   // (EngineOptions::on_device_failure).
@@ -329,11 +341,11 @@ class Engine {
   void StepDevice() { scheduler_.Step(); }
 
  private:
-  absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config, bool is_filled);
+  absl::StatusOr<std::shared_ptr<Head>> CreateHere(const HeadConfig& config);
   absl::Status CheckCreated(const HeadConfig& config) const;
   int64_t OtherHeads(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
   // One that is not among heads_ yet.
-  absl::StatusOr<std::shared_ptr<Head>> MakeHead(const HeadConfig& config, bool is_filled)
+  absl::StatusOr<std::shared_ptr<Head>> MakeHead(const HeadConfig& config)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   void AddHead(const std::shared_ptr<Head>& head) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<CopiedHead> MakeCopy(Head& source, const HeadCopy& copy)
@@ -445,16 +457,21 @@ class Engine {
                                         const std::shared_ptr<const CheckpointReader>& reader)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) ABSL_LOCKS_EXCLUDED(create_mutex_);
   absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
-                         Head::RestoreAs as) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+                         Head::RestoreAs as, const Others& others)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<CheckpointInfo> GoBackTo(CheckpointReader found, const Others& others)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   void AdoptSessions(const Head& head) ABSL_LOCKS_EXCLUDED(mutex_);
   // Not ok where checkpoints are another server's to keep, or nobody's.
   absl::Status CheckKeepsCheckpoints() const;
   bool IsAtOthers(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<CheckpointReplicas> FindReplicas(const Head& head, absl::Duration timeout) const;
+  // EngineOptions'.
+  Others ConfiguredOthers() const;
   absl::StatusOr<HeadCheckpoint> WriteState(Head& head, Head::SaveAs as, const Marks& named, StateSink* sink);
-  absl::Status CreateAtOthers(const HeadConfig& config);
+  absl::StatusOr<HeadCheckpoint> WriteStateOfAll(Head& head, const Marks& named, SavedWindow window,
+                                                 StateSink* sink);
   absl::Status RestoreAll(Head& head, const RestoreNumbers& numbers,
-                          const std::shared_ptr<const CheckpointReader>& reader)
+                          const std::shared_ptr<const CheckpointReader>& reader, const Others& others)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   int64_t StagingOfLocked(const Head* head) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What a session with so many lanes may have under way.

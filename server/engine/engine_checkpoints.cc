@@ -1,4 +1,5 @@
 // The engine's checkpoints: of a head when it is asked for, of all heads when the server goes away.
+#include <algorithm>
 #include <future>
 #include <utility>
 
@@ -32,9 +33,6 @@ absl::Status CheckTag(const std::string& tag) {
                    "a digit"));
 }
 
-// For how long one over replicas is tried that lose each other meanwhile, and how soon again.
-constexpr absl::Duration kTimeToRestore = absl::Minutes(1);
-constexpr absl::Duration kPauseToRestore = absl::Milliseconds(50);
 // How often a restore is tried that found less memory than when it was begun.
 constexpr int kTriesToRestore = 8;
 
@@ -167,18 +165,27 @@ absl::StatusOr<SavedCheckpoint> Engine::Commit(Head& head, CheckpointWriter& wri
   return SavedCheckpoint{*info, writer.bytes_written()};
 }
 
-absl::StatusOr<CheckpointReplicas> Engine::FindReplicas(const Head& head, absl::Duration timeout) const {
-  if (options_.find_replicas != nullptr) return options_.find_replicas(head, timeout);
-  return absl::UnimplementedError("this server has no way to the other replicas");
+Engine::Others Engine::ConfiguredOthers() const {
+  const auto unknown = [](const auto&) {
+    return absl::UnimplementedError("this server has no way to the other replicas");
+  };
+  Others others{
+      .replicas = unknown, .create = [](const HeadConfig&) { return absl::OkStatus(); }, .drop = {}};
+  if (options_.find_replicas != nullptr) others.replicas = options_.find_replicas;
+  if (options_.create_together != nullptr) others.create = options_.create_together;
+  return others;
+}
+
+absl::StatusOr<HeadCheckpoint> Engine::WriteStateOfAll(Head& head, const Marks& named, SavedWindow window,
+                                                       StateSink* sink) {
+  const absl::StatusOr<JointReplicas> replicas = ConfiguredOthers().replicas(head);
+  if (!replicas.ok()) return replicas.status();
+  return SaveTogether(head.shared_from_this(), *replicas, named, window, sink);
 }
 
 absl::StatusOr<HeadCheckpoint> Engine::WriteState(Head& head, Head::SaveAs as, const Marks& named,
                                                   StateSink* sink) {
-  if (options_.place.shared()) {
-    const absl::StatusOr<CheckpointReplicas> replicas = FindReplicas(head, absl::ZeroDuration());
-    if (!replicas.ok()) return replicas.status();
-    return SaveTogether(head.shared_from_this(), *replicas, named, sink);
-  }
+  if (options_.place.shared()) return WriteStateOfAll(head, named, SavedWindow::kAsItIs, sink);
   std::promise<absl::StatusOr<HeadCheckpoint>> written;
   head.Save(as, named, sink, [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
     written.set_value(std::move(checkpoint));
@@ -217,14 +224,18 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
   const bool was_there = FindParked(config.name).has_value() || FindHere(config.name).ok();
   // A drained server goes on alone: of all others each is a process of its own, and is told of a restore.
   if (options_.place.shared()) as = Head::RestoreAs::kTagged;
-  // If it is here, what is missing elsewhere is made by RestoreAll.
-  absl::StatusOr<std::shared_ptr<Head>> head = was_there ? CreateHead(config, false) : CreateHead(config);
+  absl::StatusOr<std::shared_ptr<Head>> head = CreateHere(config);
   if (absl::IsAlreadyExists(head.status())) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "head",
                      absl::StrCat("the checkpoint is of another configuration: ", head.status().message()));
   }
   if (!head.ok()) return head.status();
-  const absl::Status restored = RestoreTo(**head, reader, as);
+  const Others others = ConfiguredOthers();
+  if (absl::Status created = others.create(config); !created.ok()) {
+    if (!was_there && !IsReplicaLost(created)) DropHead(config.name);
+    return created;
+  }
+  const absl::Status restored = RestoreTo(**head, reader, as, others);
   if (!restored.ok() && !was_there && !options_.place.shared()) {
     // Not DeleteHead: nobody wants it gone, and the next start is to try again.
     RemoveHead(config.name, DiscardGradient::kYes, [] {}).IgnoreError();
@@ -264,7 +275,7 @@ absl::StatusOr<FileKeys> Engine::TryToRestore(Head& head, Head::RestoreAs as, co
 }
 
 absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
-                               Head::RestoreAs as) {
+                               Head::RestoreAs as, const Others& others) {
   const HeadCheckpoint& checkpoint = reader->checkpoint();
   absl::StatusOr<RestoreNumbers> numbers = RestoreNumbers{checkpoint.restores, checkpoint.weight_version};
   if (as == Head::RestoreAs::kTagged) {
@@ -272,7 +283,7 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
                                                 {head.restores(), head.weight_version()});
   }
   if (!numbers.ok()) return numbers.status();
-  if (options_.place.shared()) return RestoreAll(head, *numbers, reader);
+  if (options_.place.shared()) return RestoreAll(head, *numbers, reader, others);
   absl::StatusOr<FileKeys> keys = TryToRestore(head, as, *numbers, reader);
   // Sessions of the head may go, with their memory, between the look at what is missing and the restore.
   for (int again = 1; again < kTriesToRestore && absl::IsUnavailable(keys.status()); ++again) {
@@ -284,23 +295,11 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
   return absl::OkStatus();
 }
 
-// Again and again while replicas are lost meanwhile: what is half restored is of no use to anybody.
 absl::Status Engine::RestoreAll(Head& head, const RestoreNumbers& numbers,
-                                const std::shared_ptr<const CheckpointReader>& reader) {
-  const absl::Time deadline = absl::Now() + kTimeToRestore;
-  absl::Status restored;
-  do {
-    const absl::StatusOr<CheckpointReplicas> replicas = FindReplicas(head, deadline - absl::Now());
-    if (!replicas.ok()) return replicas.status();
-    // They may have come to its end when they met again.
-    if (head.restores() == numbers.restores) {
-      restored = absl::OkStatus();
-    } else {
-      restored = CreateAtOthers(head.config());
-      if (restored.ok()) restored = RestoreTogether(head.shared_from_this(), *replicas, numbers, reader);
-      if (IsReplicaLost(restored)) absl::SleepFor(kPauseToRestore);
-    }
-  } while (IsReplicaLost(restored) && absl::Now() < deadline);
+                                const std::shared_ptr<const CheckpointReader>& reader, const Others& others) {
+  const absl::StatusOr<JointReplicas> replicas = others.replicas(head);
+  if (!replicas.ok()) return replicas.status();
+  absl::Status restored = RestoreTogether(head.shared_from_this(), *replicas, numbers, reader);
   if (!restored.ok()) return restored;
   for (const auto& [file, key] : head.KeysOf(reader->checkpoint().tensors)) {
     options_.checkpoints->Remember(*reader, file, key);
@@ -309,22 +308,47 @@ absl::Status Engine::RestoreAll(Head& head, const RestoreNumbers& numbers,
   return absl::OkStatus();
 }
 
-// One that has come back has nothing of a head that is half restored.
-absl::Status Engine::CreateAtOthers(const HeadConfig& config) {
-  if (options_.create_together == nullptr) return absl::OkStatus();
-  absl::Status created = options_.create_together(config);
-  return absl::IsUnavailable(created) ? ReplicaLost(created.message()) : created;
+absl::StatusOr<CheckpointInfo> Engine::GoBackTo(CheckpointReader found, const Others& others) {
+  const auto reader = std::make_shared<CheckpointReader>(std::move(found));
+  if (absl::Status verified = reader->Verify(); !verified.ok()) return verified;
+  const HeadConfig& config = reader->checkpoint().config;
+  const absl::StatusOr<std::shared_ptr<Head>> head = ReplaceHead(config);
+  if (!head.ok()) return head.status();
+  absl::Status restored = others.create(config);
+  if (restored.ok()) restored = RestoreTo(**head, reader, Head::RestoreAs::kTagged, others);
+  if (restored.ok()) restored = options_.checkpoints->MarkLive(config.name);
+  if (!restored.ok()) return restored;
+  return reader->info();
+}
+
+absl::StatusOr<Engine::WentBack> Engine::GoBack(const std::vector<std::string>& heads, const Others& others) {
+  const MutexLock restoring(checkpoint_mutex_);
+  absl::StatusOr<std::vector<std::string>> live = std::vector<std::string>();
+  if (options_.checkpoints != nullptr) live = options_.checkpoints->LiveHeads();
+  if (!live.ok()) return live.status();
+  WentBack went;
+  for (const std::string& name : heads) {
+    const absl::Time begun = absl::Now();
+    const bool lives = std::find(live->begin(), live->end(), name) != live->end();
+    absl::StatusOr<CheckpointReader> reader = absl::NotFoundError("");
+    if (lives) reader = options_.checkpoints->Find(name, "");
+    if (absl::IsNotFound(reader.status())) {
+      DropHead(name);
+      if (absl::Status dropped = others.drop(name); !dropped.ok()) return dropped;
+      went.gone.push_back(name);
+      continue;
+    }
+    absl::StatusOr<CheckpointInfo> restored = reader.ok() ? GoBackTo(*std::move(reader), others)
+                                                          : absl::StatusOr<CheckpointInfo>(reader.status());
+    Count(restored.ok(), begun, &counters_.checkpoint_restores);
+    if (!restored.ok()) return restored.status();
+    went.restored.push_back(*std::move(restored));
+  }
+  return went;
 }
 
 void Engine::InstallRestored(Head& head) {
   head.InstallRestoredPart();
-  AdoptSessions(head);
-}
-
-void Engine::DropWindow(Head& head, const absl::Status& why) {
-  std::promise<void> dropped;
-  head.DropWindowPart(why, [&dropped] { dropped.set_value(); });
-  dropped.get_future().wait();
   AdoptSessions(head);
 }
 
@@ -399,7 +423,7 @@ absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
   return all;
 }
 
-// Other replicas have gone on, and have filled this one.
+// It went back to its newest checkpoint when the replicas met.
 bool Engine::IsAtOthers(const std::string& name) const {
   if (!options_.place.shared()) return false;
   const absl::StatusOr<std::shared_ptr<Head>> head = FindHere(name);

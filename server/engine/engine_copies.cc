@@ -59,7 +59,7 @@ absl::StatusOr<CopiedHead> Engine::CopyHead(const HeadCopy& copy) {
 absl::StatusOr<CopiedHead> Engine::MakeCopy(Head& source, const HeadCopy& copy) {
   const HeadConfig config = CopyConfig(source.config(), copy);
   if (absl::Status can = CheckCreated(config); !can.ok()) return can;
-  absl::StatusOr<std::shared_ptr<Head>> head = MakeHead(config, false);
+  absl::StatusOr<std::shared_ptr<Head>> head = MakeHead(config);
   if (!head.ok()) return head.status();
   std::promise<absl::StatusOr<uint64_t>> copied;
   (*head)->CopyFrom(source.shared_from_this(), copy.source_version, copy.copy_id,

@@ -119,7 +119,7 @@ void Engine::ResumeAside(std::vector<std::function<void()>> waiting) {
 absl::StatusOr<std::shared_ptr<Head>> Engine::Revive(std::shared_ptr<const ParkedHead> parked) {
   const HeadCheckpoint& state = parked->checkpoint();
   if (absl::Status can = CheckCreated(state.config); !can.ok()) return can;
-  absl::StatusOr<std::shared_ptr<Head>> head = MakeHead(state.config, false);
+  absl::StatusOr<std::shared_ptr<Head>> head = MakeHead(state.config);
   if (!head.ok()) return head;
   std::promise<absl::Status> restored;
   (*head)->Restore(Head::RestoreAs::kDrained, {state.restores, state.weight_version}, std::move(parked), {},

@@ -92,7 +92,7 @@ absl::StatusOr<SavedCheckpoint> Engine::WriteStepSaveUncounted(Head& head,
 // Where they lie, while no window ends: if one has ended first, the step is gone.
 absl::StatusOr<HeadCheckpoint> Engine::WriteStepOfAll(Head& head, const StepSaver::Pending& pending,
                                                       StateSink* sink) {
-  absl::StatusOr<HeadCheckpoint> checkpoint = WriteState(head, Head::SaveAs::kTagged, {}, sink);
+  absl::StatusOr<HeadCheckpoint> checkpoint = WriteStateOfAll(head, {}, SavedWindow::kAsItBegan, sink);
   if (absl::IsUnavailable(checkpoint.status())) return absl::CancelledError(checkpoint.status().message());
   if (!checkpoint.ok() || checkpoint->optimizer_steps == pending.steps) return checkpoint;
   return absl::CancelledError("the replicas have stepped on before they could be saved");

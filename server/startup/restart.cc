@@ -51,7 +51,7 @@ absl::Status Restart::RestoreHeads(engine::Engine& engine) const {
     return absl::OkStatus();
   }
   if (heads->empty()) {
-    Log(LogLevel::kInfo, "the other replicas have gone on: what the drain saved is not restored");
+    Log(LogLevel::kInfo, "the replicas went back to their newest checkpoints when they met");
     return absl::OkStatus();
   }
   for (const engine::CheckpointInfo& head : *heads) {

@@ -8,7 +8,6 @@ import numpy as np
 
 # What a client waits for.
 PHASES = ("computing", "flushing", "stepping", "saving", "other")
-MOST_REPLICAS = 8
 
 
 class FaultPage:
@@ -17,8 +16,8 @@ class FaultPage:
 
     def __init__(self, path: Path, ways: int) -> None:
         if not path.exists():
-            path.write_bytes(bytes(4 * (3 * ways + 2 + MOST_REPLICAS)))
-        numbers = np.memmap(path, np.uint32, "r+", shape=(3 * ways + 2 + MOST_REPLICAS,))
+            path.write_bytes(bytes(4 * (3 * ways + 2)))
+        numbers = np.memmap(path, np.uint32, "r+", shape=(3 * ways + 2,))
         self.under_way, self.progress, self.phases = numbers[:ways], numbers[ways:2 * ways], numbers[2 * ways:3 * ways]
         self._rest = numbers[3 * ways:]
 
@@ -32,14 +31,6 @@ class FaultPage:
 
     def count_kill(self) -> None:
         self._rest[0] += 1
-
-    def kills_of(self, replica: int) -> int:
-        """The same of one replica of the server; 0 of a server that is alone."""
-        return int(self._rest[2 + replica])
-
-    def count_kill_of(self, replica: int) -> None:
-        self.count_kill()
-        self._rest[2 + replica] += 1
 
     @property
     def stopping(self) -> bool:

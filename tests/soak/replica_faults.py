@@ -7,9 +7,9 @@
 Clients have their sessions at several replicas (replica_clients.py), and compute, flush, step, save and go back. A fault is a
 SIGKILL to a replica of the seed's choice, the coordinator as likely as any other, soon after some client has begun to wait for
 what was killed least often so far; it is started again after a moment, or killed once more on its way. The run goes on until there
-were N faults, and at least --least of them while clients waited for each of these four. What was accepted is in the window once,
-unless the replica that had it was killed, and then not at all: the first client that finds anything else ends the run, as does a
-session that is gone without a kill. Exit status: 0 without a divergence, 1 with one. With --sabotaged, a lossd that leaves
+were N faults, and at least --least of them while clients waited for each of these four. A kill puts all replicas back to a
+checkpoint, and since then what was accepted is in the window once: the first client that finds anything else ends the run, as does
+one that goes back without a kill. Exit status: 0 without a divergence, 1 with one. With --sabotaged, a lossd that leaves
 out sums and is the last replica, it is the other way around, and says how soon it was noticed.
 """
 from __future__ import annotations
@@ -110,9 +110,9 @@ class ReplicaFaults(Faults):
         self.next_end = time.monotonic() + self.random.random() * 0.5
 
     def kill(self, number: int) -> None:
-        self.page.count_kill_of(number)
+        self.page.count_kill()
         self.server[number].kill()
-        self.page.count_kill_of(number)
+        self.page.count_kill()
         self.ends[f"replica {number} killed"] += 1
 
     def check(self) -> None:

@@ -22,9 +22,8 @@ struct ReplicasOptions {
 const char kReplicasDescription[] =
     "Measures one step of replicas of a head, which hold it together and each have a gradient of their own: "
     "the same calls as a server's, with its communicators, in a process for each replica. It is compared "
-    "with "
-    "the bare operations of such a step, in turns with it: NCCL's reduce-scatter of the fp32 gradient, the "
-    "optimizer over as many rows as a replica steps, NCCL's all-gather of the weights.";
+    "with the bare operations of such a step, in turns with it: NCCL's reduce-scatter of the fp32 gradient, "
+    "the optimizer over the rows of one replica, NCCL's all-gather of the weights.";
 
 const char kReplicasFooter[] =
     "Examples:\n"
@@ -32,13 +31,11 @@ const char kReplicasFooter[] =
     "H=4096, on cuda:0 and cuda:1\n"
     "  lossd-bench replicas --devices=cuda:0,cuda:1,cuda:2,cuda:3 --json     four replicas, for scripts\n"
     "  lossd-bench replicas --devices=cpu,cpu                     V=16384, H=1024, by Gloo\n"
-    "\nsum is the exchange that gives each replica the sums of the slice that it owns and of the one that it "
-    "mirrors; tally tells what they add up to, which replicas compare; step is the optimizer over both; "
-    "gather sends 16-bit weights to who has not stepped them: to nobody, of two replicas. ratio is the whole "
-    "over the three bare operations, the median of the rounds' ratios; in each round the slowest replica "
-    "counts. GB sent is what the first replica sends, as computed: it sends its sum on to its mirror, which "
-    "the bare reduce-scatter does not. First bits are checked: sums and weights of rows from all over the "
-    "head against the CPU's arithmetic.\n";
+    "\nsum gives each replica the sum of its slice; tally tells what all slices add up to; step is the "
+    "optimizer over the slice, which sends the new weights to the others. ratio is the whole over the three "
+    "bare operations, the median of the rounds' ratios; in each round the slowest replica counts. GB sent is "
+    "what the first replica sends, as computed. First bits are checked: sums and weights of rows from all "
+    "over the head against the CPU's arithmetic.\n";
 
 int RunReplicas(const ReplicasOptions& options) {
   const ReplicaCase one{.devices = options.devices,

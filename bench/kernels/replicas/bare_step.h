@@ -26,7 +26,7 @@ class BareStep {
   virtual std::string Create() = 0;
   // Every replica gets the fp32 sum of its slice of the gradient.
   virtual std::string ReduceScatter() = 0;
-  // The optimizer over as many rows as a replica steps.
+  // The optimizer over the rows of its slice.
   virtual std::string Step() = 0;
   // Every replica gets the weights of all slices.
   virtual std::string AllGather() = 0;
@@ -38,9 +38,9 @@ std::unique_ptr<BareStep> MakeCpuBareStep(const ReplicaCase& of, kernels::collec
 std::unique_ptr<BareStep> MakeCudaBareStep(const ReplicaCase& of, int replica,
                                            kernels::collectives::Rendezvous& rendezvous);
 
-// The rows that are stepped at one replica; at least one of them is.
+// The rows of the replica's slice.
 inline int64_t SteppedRowsOf(const ReplicaCase& of, int replica) {
-  return kernels::SteppedRows(kernels::SliceLayout(of.step.vocab, of.replicas()), replica).count();
+  return kernels::SliceLayout(of.step.vocab, of.replicas()).Slice(replica).count;
 }
 
 }  // namespace lossd::bench

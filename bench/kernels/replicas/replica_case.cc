@@ -114,8 +114,9 @@ class ReplicaProcess {
     engine::HeadShard shard = engine::HeadShard::Whole(of.vocab);
     shard.replica = replica_;
     shard.replicas = case_.replicas();
-    stepped_ = std::make_unique<kernels::SteppedRows>(shard.stepped());
+    stepped_ = shard.stepped();
     head_ = Get(device_->CreateShard(config, shard));
+    for (const engine::MemoryItem& item : head_->MemoryReport()) times_.reserved_bytes += item.bytes;
     for (uint64_t i = 0; i < static_cast<uint64_t>(case_.replicas()); ++i) {
       gradients_.emplace_back(of.hidden, kGradientDeviation, 100 + i);
     }
@@ -236,8 +237,10 @@ class ReplicaProcess {
       round.phases[0] = Milliseconds([&] { Need(head_->SumSlices(nullptr, others())); });
       round.phases[1] =
           Milliseconds([&] { Need(head_->TallySum(arguments.gradient_scale, others()).status()); });
-      round.phases[2] = Milliseconds([&] { Need(head_->StepSlices(arguments)); });
-      round.phases[3] = Milliseconds([&] { Need(head_->GatherSlices(others())); });
+      round.phases[2] = Milliseconds([&] {
+        Need(head_->StepSlices(arguments));
+        Need(head_->GatherSlices(others()));
+      });
     });
     return round;
   }
@@ -261,7 +264,7 @@ class ReplicaProcess {
   }
   void CheckRow(int64_t row, size_t sample, const OptimizerSample& expected) {
     const auto hidden = static_cast<size_t>(case_.step.hidden);
-    if (stepped_->HasAll({row, 1})) {
+    if (stepped_.Has({row, 1})) {
       std::vector<float> sum(hidden);
       Need(head_->ReadSum(row, 1, sum.data()));
       if (std::memcmp(sum.data(), &expected.gradient[sample * hidden], hidden * sizeof(float)) != 0) {
@@ -282,7 +285,7 @@ class ReplicaProcess {
   std::unique_ptr<engine::Device> device_;
   std::shared_ptr<engine::ReplicaConnection> connection_;
   std::unique_ptr<engine::HeadBackend> head_;
-  std::unique_ptr<kernels::SteppedRows> stepped_;
+  kernels::RowSpan stepped_;
   std::unique_ptr<BareStep> bare_;
   RowValues weights_{case_.step.hidden, kWeightDeviation, 1};
   std::vector<RowValues> gradients_;  // by replica

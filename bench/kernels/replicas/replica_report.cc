@@ -33,7 +33,7 @@ Json SentJson(const ReplicaCase& of) {
   Json all = Json::array();
   for (int replica = 0; replica < of.replicas(); ++replica) {
     const SentBytes sent = SentBy(of, replica);
-    all.push_back({{"sum", sent.sum}, {"gather", sent.gather}});
+    all.push_back({{"sum", sent.sum}, {"step", sent.step}});
   }
   return all;
 }
@@ -49,7 +49,8 @@ void PrintTime(const std::string& what, const Json& milliseconds, double gigabyt
 }  // namespace
 
 Json ToJson(const ReplicaTimes& times) {
-  Json json = {{"hardware", times.hardware}, {"checked", times.checked}};
+  Json json = {
+      {"hardware", times.hardware}, {"checked", times.checked}, {"reserved_bytes", times.reserved_bytes}};
   for (const ReplicaTimes::Round& round : times.rounds) {
     json["whole"].push_back(round.whole);
     for (size_t i = 0; i < kPhases; ++i) json[kReplicaPhases[i]].push_back(round.phases[i]);
@@ -61,11 +62,7 @@ Json ToJson(const ReplicaTimes& times) {
 SentBytes SentBy(const ReplicaCase& of, int replica) {
   const kernels::SliceLayout layout(of.step.vocab, of.replicas());
   const int64_t own = layout.Slice(replica).count * of.step.hidden;
-  const int64_t others = of.step.elements() - own;
-  int64_t without = 0;  // replicas that have not stepped the slice
-  for (int other = 0; other < of.replicas(); ++other) without += layout.Steps(other, replica) ? 0 : 1;
-  return {.sum = 4 * (others + (layout.HasMirrors() ? own : 0)),
-          .gather = without * own * SizeOf(of.step.dtype)};
+  return {.sum = 4 * (of.step.elements() - own), .step = (of.replicas() - 1) * own * SizeOf(of.step.dtype)};
 }
 
 Json Collect(const ReplicaCase& of, const std::vector<std::string>& of_replicas) {
@@ -97,6 +94,7 @@ Json Collect(const ReplicaCase& of, const std::vector<std::string>& of_replicas)
           {"sent_bytes", SentJson(of)},
           {"bare", bare},
           {"ratio", Median(ratios)},
+          {"reserved_bytes", replicas[0]["reserved_bytes"]},
           {"checked_elements", replicas[0]["checked"]},
           {"hardware", replicas[0]["hardware"]},
           {"all_milliseconds", whole}};
@@ -110,7 +108,7 @@ void PrintReplicaTable(const Json& r) {
               r["hardware"].get<std::string>().c_str());
   std::printf("  %-24s %9s %9s\n", "", "ms", "GB sent");
   const Json& sent = r["sent_bytes"][0];
-  PrintTime("step of the replicas", r["milliseconds"], Gigabytes(sent["sum"]) + Gigabytes(sent["gather"]));
+  PrintTime("step of the replicas", r["milliseconds"], Gigabytes(sent["sum"]) + Gigabytes(sent["step"]));
   for (const char* phase : kReplicaPhases) {
     PrintTime(std::string("  ") + phase, r["phases"][phase],
               sent.contains(phase) ? Gigabytes(sent[phase]) : 0);
@@ -123,8 +121,11 @@ void PrintReplicaTable(const Json& r) {
     PrintTime(std::string("  ") + operation, bare[operation],
               bare_sent.contains(operation) ? Gigabytes(bare_sent[operation]) : 0);
   }
-  std::printf("\nratio to the bare operations: %.3f\nchecked: bits of %lld elements\n",
-              r["ratio"].get<double>(), static_cast<long long>(r["checked_elements"].get<int64_t>()));
+  std::printf(
+      "\nratio to the bare operations: %.3f\nreserved: %.3f GB of a replica\nchecked: bits of %lld "
+      "elements\n",
+      r["ratio"].get<double>(), Gigabytes(r["reserved_bytes"]),
+      static_cast<long long>(r["checked_elements"].get<int64_t>()));
 }
 
 }  // namespace lossd::bench

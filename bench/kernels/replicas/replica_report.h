@@ -11,8 +11,8 @@
 
 namespace lossd::bench {
 
-// What is timed of each round, in this order: the four phases of a step, and the three bare operations.
-inline constexpr const char* kReplicaPhases[] = {"sum", "tally", "step", "gather"};
+// What is timed of each round, in this order: the phases of a step, and the bare operations.
+inline constexpr const char* kReplicaPhases[] = {"sum", "tally", "step"};
 inline constexpr const char* kBareOperations[] = {"reduce_scatter", "optimizer", "all_gather"};
 inline constexpr size_t kPhases = std::size(kReplicaPhases);
 inline constexpr size_t kOperations = std::size(kBareOperations);
@@ -25,7 +25,8 @@ struct ReplicaTimes {
     double operations[kOperations] = {};
   };
   std::vector<Round> rounds;
-  int64_t checked = 0;  // elements whose bits were compared
+  int64_t checked = 0;         // elements whose bits were compared
+  int64_t reserved_bytes = 0;  // that the head holds on its device
   std::string hardware;
 };
 
@@ -33,8 +34,8 @@ nlohmann::ordered_json ToJson(const ReplicaTimes& times);
 
 // What a replica sends in a step, by the algorithm.
 struct SentBytes {
-  int64_t sum = 0;     // parts of its gradient, and the sum of its slice
-  int64_t gather = 0;  // weights of its slice
+  int64_t sum = 0;   // parts of its gradient
+  int64_t step = 0;  // weights of its slice
 };
 SentBytes SentBy(const ReplicaCase& of, int replica);
 

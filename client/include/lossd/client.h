@@ -189,8 +189,9 @@ struct ReplicaSetStatus {
   bool whole = false;  // all are there: windows end, heads and weights can be written
   // Names who is missing, or, at replica 0, who has not answered for long; empty: windows end.
   std::string why_not;
-  uint64_t epochs = 0;   // how often all have met
-  uint64_t refills = 0;  // how often this one came to that with nothing, and was filled by the others
+  uint64_t epochs = 0;  // how often all have met
+  uint64_t returns =
+      0;  // how often heads here went back to a checkpoint, or were gone, since the replicas were not alike
   uint64_t history = 0;  // their windows' past: another number once they went back to a checkpoint
   // By number, as replica 0 sees them; of other servers none.
   struct Replica {

@@ -146,8 +146,8 @@ class ReplicaSetStatus:
     """Names who is missing, or, at replica 0, who has not answered for long; "": windows end."""
     epochs: int = 0
     """How often all have met."""
-    refills: int = 0
-    """How often this one came to that with nothing, and was filled by the others."""
+    returns: int = 0
+    """How often heads here went back to a checkpoint, or were gone, since the replicas were not alike."""
     history: int = 0
     """Their windows' past: another number once they went back to a checkpoint."""
     members: tuple[ReplicaStatus, ...] = ()

@@ -39,7 +39,7 @@ Json ToJson(const ReplicaSetStatus& set) {
   for (const ReplicaSetStatus::Replica& replica : set.members) members.push_back(ToJson(replica));
   return {{"name", set.name},       {"replica", set.replica}, {"replicas", set.replicas},
           {"whole", set.whole},     {"why_not", set.why_not}, {"epochs", set.epochs},
-          {"refills", set.refills}, {"history", set.history}, {"members", std::move(members)}};
+          {"returns", set.returns}, {"history", set.history}, {"members", std::move(members)}};
 }
 
 }  // namespace lossd::c_api

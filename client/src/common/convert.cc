@@ -39,7 +39,7 @@ ReplicaSetStatus FromProto(const v1::ReplicaSetStatus& proto) {
                           .whole = proto.whole(),
                           .why_not = proto.why_not(),
                           .epochs = proto.epochs(),
-                          .refills = proto.refills(),
+                          .returns = proto.returns(),
                           .members = {}};
   for (const v1::ReplicaStatus& replica : proto.members()) {
     ReplicaSetStatus::Replica& added = status.members.emplace_back();

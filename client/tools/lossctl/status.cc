@@ -71,8 +71,8 @@ std::string ReplicaLine(const ReplicaSetStatus& set) {
   const char* const there = set.why_not.empty() ? "all are there" : "all are there, but ";
   return absl::StrCat("  replica      ", set.replica, " of ", set.replicas, " (set ", set.name, "), ",
                       set.whole ? there : "NOT WHOLE: ", set.why_not, "; met ", set.epochs,
-                      set.epochs == 1 ? " time" : " times", ", filled ", set.refills,
-                      set.refills == 1 ? " time" : " times", "\n");
+                      set.epochs == 1 ? " time" : " times", ", went back ", set.returns,
+                      set.returns == 1 ? " time" : " times", "\n");
 }
 
 // How long after the first one each has answered lately.

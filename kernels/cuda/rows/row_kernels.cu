@@ -322,18 +322,13 @@ Result AddTargets(const TileRows& tile, float* gradient, cudaStream_t stream) {
 Result LargestMagnitude(DataType type, const void* values, int64_t count, float* largest,
                         cudaStream_t stream) {
   LOSSD_CUDA_TRY(cudaMemsetAsync(largest, 0, sizeof(float), stream));
-  return RaiseLargest(type, values, count, largest, stream);
-}
-
-Result RaiseLargest(DataType type, const void* values, int64_t count, float* largest, cudaStream_t stream) {
-  if (count == 0) return {};
   constexpr int64_t kMostBlocks = 2048;
   WithType(type, [&](auto element) {
     using T = decltype(element);
     LargestMagnitudeKernel<<<static_cast<unsigned>(std::min<int64_t>(Blocks(count, kThreads), kMostBlocks)),
                              kThreads, 0, stream>>>(static_cast<const T*>(values), count, largest);
   });
-  return {cudaGetLastError(), "RaiseLargest"};
+  return {cudaGetLastError(), "LargestMagnitude"};
 }
 
 Result LoadRowKernels(DataType weight_type) {

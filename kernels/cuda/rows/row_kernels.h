@@ -177,8 +177,6 @@ Result AddTargets(const TileRows& tile, float* gradient, cudaStream_t stream);
 // The largest magnitude of `count` values of `type` into *largest; infinite if one is not finite.
 Result LargestMagnitude(DataType type, const void* values, int64_t count, float* largest,
                         cudaStream_t stream);
-// The same, if it is more than what is there; `count` may be 0.
-Result RaiseLargest(DataType type, const void* values, int64_t count, float* largest, cudaStream_t stream);
 
 // Loads every kernel that the functions above may launch for heads of this type: left to itself, the driver
 // does that at the first launch, when there may be no memory left for it.

@@ -123,11 +123,6 @@ absl::Status HeadBackend::ReadBiasSum(int64_t /*first_row*/, int64_t /*rows*/, f
   return NotThere("slices");
 }
 
-absl::Status HeadBackend::WriteSum(int64_t /*first_row*/, int64_t /*rows*/, const float* /*dw*/,
-                                   const float* /*bias*/) {
-  return NotThere("slices");
-}
-
 absl::Status HeadBackend::ReadState(const std::string& /*tensor*/, int64_t /*first_row*/, int64_t /*rows*/,
                                     void* /*out*/) {
   return NotThere("ReadState");

@@ -249,21 +249,20 @@ class HeadBackend {
   // has a slice of them in one piece, a group a piece at every rank.
   virtual std::vector<kernels::RowSpan> SliceRows(const kernels::SliceLayout& slices, int32_t slice) const;
   // Adds up this gradient, null for the head's own, of all replicas in their order, which it leaves as it is,
-  // into a sum of the rows that are stepped here: the same bits wherever a row is.
+  // into a sum of the rows that are stepped here. Each row is stepped at one replica.
   virtual absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas);
   // What the sum adds up to, of all replicas. Like all that takes the sum it is INTERNAL without one: before
   // SumSlices, and behind one that failed.
   virtual absl::StatusOr<GradientTallies> TallySum(double scale, const ReplicaCommunicators& replicas);
-  // Updates the rows that are stepped here by the sum.
+  // Updates the rows that are stepped here by the sum. May return before that is done: GatherSlices comes
+  // next, sends rows on while others are stepped, and tells what went wrong.
   virtual absl::Status StepSlices(const StepArguments& arguments);
-  // All rows become those of who has stepped them, and what is made of the weights that of the new ones.
+  // All rows become those of the replica that steps them, and what is made of the weights that of the new
+  // ones.
   virtual absl::Status GatherSlices(const ReplicaCommunicators& replicas);
   // Rows of the sum, and of the bias's; of those that are stepped here.
   virtual absl::Status ReadSum(int64_t first_row, int64_t rows, float* out);
   virtual absl::Status ReadBiasSum(int64_t first_row, int64_t rows, float* out);
-  // The same rows, of db too where `bias` is not null, of who has lost them, or never had them; all that are
-  // stepped here, in any order, before anything is done with the sum.
-  virtual absl::Status WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias);
 
   // Checkpoints: what there is beside gradients, and rows of it as they are. What was written counts from
   // RestoreState on, which comes last. Over replicas the master and the optimizer's state are only of rows

@@ -19,7 +19,7 @@ struct HeadShard {
   kernels::collectives::Communicator* communicator = nullptr;  // null with one rank, as is the host's
   kernels::collectives::Communicator* host_communicator = nullptr;
   kernels::ExchangeObserver* observer = nullptr;  // of what goes over it; outlives the head; may be null
-  // Servers that hold the head together, and which of them this is: it steps slices of the rank's rows.
+  // Servers that hold the head together, and which of them this is: it steps a slice of the rank's rows.
   int32_t replica = 0;
   int32_t replicas = 1;
 
@@ -39,7 +39,8 @@ struct HeadShard {
   bool leads() const { return rank == kLeader; }
   bool whole() const { return layout.ranks() == 1; }
   kernels::SliceLayout slices() const { return {layout.rows(rank), replicas}; }
-  kernels::SteppedRows stepped() const { return {slices(), replica}; }
+  // The rows of the rank that are stepped here.
+  kernels::RowSpan stepped() const { return slices().Slice(replica); }
   // Where its rows begin, of the whole vocabulary.
   int64_t first_row() const { return layout.first(rank); }
 };

@@ -5,12 +5,11 @@
 
 namespace lossd::engine {
 
-absl::Status CheckStepped(const kernels::RowSpan& rows, const kernels::SteppedRows& stepped) {
-  if (stepped.HasAll(rows)) return absl::OkStatus();
+absl::Status CheckStepped(const kernels::RowSpan& rows, const kernels::RowSpan& stepped) {
+  if (stepped.Has(rows)) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("rows ", rows.first, " to ", rows.end(),
-                                          " are not all stepped at this replica, which has ",
-                                          stepped.own().first, " to ", stepped.own().end(), " and ",
-                                          stepped.mirrored().first, " to ", stepped.mirrored().end()));
+                                          " are not all stepped at this replica, which has ", stepped.first,
+                                          " to ", stepped.end()));
 }
 
 absl::Status CheckReplicas(const HeadShard& shard, const ReplicaCommunicators& replicas) {

@@ -10,7 +10,7 @@
 namespace lossd::engine {
 
 // INTERNAL if one of `rows` is none that is stepped here.
-absl::Status CheckStepped(const kernels::RowSpan& rows, const kernels::SteppedRows& stepped);
+absl::Status CheckStepped(const kernels::RowSpan& rows, const kernels::RowSpan& stepped);
 // INTERNAL if these do not connect the replicas of the shard's head, of which this is one.
 absl::Status CheckReplicas(const HeadShard& shard, const ReplicaCommunicators& replicas);
 // INTERNAL: what takes the sum of the replicas' gradients is called where there is none.

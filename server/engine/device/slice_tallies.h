@@ -1,4 +1,4 @@
-// What the sum of replicas' gradients adds up to, from what each of them finds in its slices.
+// What a gradient adds up to, from what its parts do.
 #ifndef LOSSD_SERVER_ENGINE_DEVICE_SLICE_TALLIES_H_
 #define LOSSD_SERVER_ENGINE_DEVICE_SLICE_TALLIES_H_
 
@@ -8,17 +8,10 @@
 
 namespace lossd::engine {
 
-// What one replica finds.
-struct SliceTallies {
-  GradientTallies own;
-  GradientTallies mirrored;  // zeros where there are no mirrors
-};
-
-// Those of all slices, at every replica. `host` moves the host's memory between them. INTERNAL at all of them
-// if a slice adds up to something else where it is mirrored: then they must not step it. UNAVAILABLE if one
-// was lost.
-absl::StatusOr<GradientTallies> MergeSlices(const SliceTallies& own,
-                                            kernels::collectives::Communicator* host);
+// Adds the tallies of all ranks of `host`, which moves the host's memory, in their order: the same sum at
+// every rank. UNAVAILABLE if one was lost.
+absl::StatusOr<GradientTallies> MergeTallies(const GradientTallies& own,
+                                             kernels::collectives::Communicator* host);
 
 }  // namespace lossd::engine
 

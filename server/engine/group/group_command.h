@@ -55,9 +55,9 @@ struct ReadRowsCommand {
 };
 struct WriteRowsCommand {
   uint64_t head = 0;
-  HeadRows what = HeadRows::kGradient;  // or kState, or kSum
+  HeadRows what = HeadRows::kGradient;  // or kState
   uint64_t gradient = 0;
-  bool with_bias = false;  // of kGradient and kSum
+  bool with_bias = false;  // of kGradient
   std::string tensor = {};
   int64_t first_row = 0;
   int64_t rows = 0;

@@ -75,12 +75,7 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
       logits_(config_.name, kLargestLogitsCalls * MostLogitsBytes(environment_.limits)),
       logits_rows_(backend_->RowsOfLogits()),
       holds_(backend_->Holds()),
-      longest_list_(LongestListOf(*backend_)) {
-  if (environment_.is_filled) {
-    lifecycle_.BeginFill(absl::UnavailableError(
-        absl::StrCat("head ", config_.name, " is being filled by the other replicas; try again")));
-  }
-}
+      longest_list_(LongestListOf(*backend_)) {}
 
 Head::~Head() = default;
 

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -93,8 +92,6 @@ struct HeadEnvironment {
   std::function<void(std::shared_ptr<Head>, std::shared_ptr<StagedWrite>)> publish_together = {};
   // There: another replica of this head. UNAVAILABLE if not all are there.
   std::function<absl::StatusOr<std::shared_ptr<ReplicaPart>>(const Head&, int32_t replica)> find_part = {};
-  // Whether it takes nothing before InstallPart.
-  bool is_filled = false;
   // Told, perhaps by several heads, when the device can no longer be trusted.
   std::function<void(const absl::Status&)> on_device_failure;
   // When the device was done with its last batch, of whatever head; null if nobody asks. The device thread's.
@@ -228,12 +225,11 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // the last step, which is asked for again: its tokens if it was the same to the sessions here, and nothing
   // is sealed.
   void SealPart(const WindowEnd& end, const std::function<void(absl::StatusOr<uint64_t>)>& done);
-  // Adds up the gradients of all replicas, which have so many tokens together, unless this one has done so.
-  // UNAVAILABLE if one was lost: this is then called again, by all of them or none.
+  // Adds up the gradients of all replicas, which have so many tokens together. UNAVAILABLE if one was lost.
   void SumPart(uint64_t window_tokens, std::shared_ptr<const ReplicaCommunicators> replicas,
                std::function<void(absl::StatusOr<GradientStats>)> done);
-  // Steps by the sums and gathers the weights, but if `replicas` is null; who reads them waits from here to
-  // PublishPart. UNAVAILABLE as of SumPart.
+  // Steps by the sum and gathers the weights; who reads them waits from here to PublishPart. UNAVAILABLE if
+  // one was lost.
   void StepPart(const JointStep& step, std::shared_ptr<const ReplicaCommunicators> replicas,
                 std::function<void(absl::Status)> done);
   // What StepPart has made is the new version, and the next window begins. Answers who waits here.
@@ -241,11 +237,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // The window is open again, with everything that it held. Tells `why` to who waits here. Nothing if
   // `ending` is set, and what ends the window is another one.
   void ReopenPart(const absl::Status& why, std::optional<uint64_t> ending = std::nullopt);
-  // Sums are nothing any more: the window is to be opened again, once all know. A flush that holds it is
-  // aborted then.
-  void DropSums();
   // At the coordinator, of what could not be begun: the window is open again, or a flush holds it as before.
   void GiveUpEnding(const absl::Status& why, const WindowEnd& end);
+  EndingPhase phase() const;
   // Whether this is what ends the window (WindowEnd::ending).
   bool IsEnding(uint64_t ending) const;
   // At the coordinator, when all have the sums of a flush: what it is to be answered with
@@ -254,29 +248,26 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The flush holds the window, and who waits for it here is answered.
   absl::Status HoldPart(const FlushInfo& flush);
-  // Two rounds: all know what the flush ends in before one of them ends it.
-  absl::Status DecidePart(const std::string& flush_id, FlushFate fate);
-  absl::Status EndFlushPart(const std::string& flush_id);
+  // It ends, and who waits for that here is answered. ABORTED if it does not hold the window.
+  absl::Status EndFlushPart(const std::string& flush_id, FlushFate fate);
   // At the coordinator, when the others' windows are open again: answers who looks (head_stats.cc).
   void EndLook(const WindowStats& stats, uint64_t ending);
   // The window stays as it is. The same.
   void TellWaiting(const absl::Status& why, std::optional<uint64_t> ending = std::nullopt);
-  // What StepPart leaves out with null; also of who has published before others.
-  void ServeGather(std::shared_ptr<const ReplicaCommunicators> replicas,
-                   std::function<void(absl::Status)> done);
-  PartState part() const;
-  // Gives replicas that are empty the optimizer's state and weights of the slices that they step, or takes
-  // them (head_refill.cc); called by all, before ServeGather. UNAVAILABLE as of SumPart.
-  void RefillPart(const Refill& refill, std::shared_ptr<const ReplicaCommunicators> replicas,
-                  std::function<void(absl::Status)> done);
-  // An empty one, HeadEnvironment::is_filled, has all of it: it is as far as this now, and takes chunks.
-  void InstallPart(const PartState& part);
-  bool IsBeingFilled() const;
+
+  // When all replicas have met, and nothing that they exchange is under way.
+  MetPart MeetPart() const;
+  // They are alike: an end of the window, a write or a restore that has changed nothing comes to nothing.
+  // Tells `why` to who waits here.
+  void GoOnPart(const absl::Status& why);
+  // They are not: nothing counts any more, and no window ends until a restore (BeginRestorePart) or the head
+  // is dropped.
+  void AbandonPart(const absl::Status& why);
 
   // Rows that this replica holds, for another one, or from it (head_rows.cc): of a tensor of its state, or of
   // the sum. At most RowsOfPiece at once; `done` is called by the device thread. NOT_FOUND of no such tensor,
   // INVALID_ARGUMENT of rows that the head has not, INTERNAL of some that are not held here, or without a
-  // sum. What is written counts as HeadBackend says, of WriteState and WriteSum.
+  // sum. What is written counts as HeadBackend says, of WriteState.
   void ReadPartRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done);
   void WritePartRows(const PartRows& rows, std::string bytes, std::function<void(absl::Status)> done);
 
@@ -408,8 +399,6 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void InstallRestoredPart();
   // Nothing was overwritten; nothing happens if something was.
   void CancelRestorePart();
-  // The window, and the sessions that have added to it, begin anew. `done` as of the other parts.
-  void DropWindowPart(const absl::Status& why, std::function<void()> done);
   // The replicas have parted: what was asked for until now comes to nothing.
   void LeaveEpoch();
   // HeadBackend's rows of each slice, by slice. None once the head has ended.
@@ -518,10 +507,10 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                                                            const FateCallback& done,
                                                            std::optional<WindowEnd>* together)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // As it was decided. The generation; `waiting` is for FinishFlush, without the lock.
-  uint64_t EndFlushLocked(Resumes* waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The generation; `waiting` is for FinishFlush, without the lock.
+  uint64_t EndFlushLocked(FlushFate fate, absl::Time decided, Resumes* waiting)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishFlush(FlushFate fate, absl::Time decided, const Resumes& waiting) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status CheckKnownFlushLocked(const std::string& flush_id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // again(head, done) is called when nothing ends the window any more, nor looks at it.
   template <class Callback, class Again>
   void WaitBehindLocked(const Callback& done, const Again& again) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -550,8 +539,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                                             std::vector<SessionMarks>* own) const;
   // Whether a call of this generation that names these marks may end the window, or one that ends it may
   // begin now.
-  absl::Status CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
-                                const std::vector<SessionMarks>& known = {}) const
+  absl::Status CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The same of a call with marks of all replicas.
   absl::Status CheckEndPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const
@@ -573,7 +561,6 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Weights that all replicas are stepping are not replaced by one.
   absl::Status CheckMayPublishLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSameWeightsLocked(const WindowEnd& end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status RefillNow(const Refill& refill, const ReplicaCommunicators& replicas);
   // On the device thread: PartRows as bytes, of a row and of those that were checked.
   absl::StatusOr<int64_t> PartRowBytes(const std::string& tensor) const;
   absl::StatusOr<int64_t> CheckPartRows(const PartRows& rows) const;
@@ -590,14 +577,14 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::StatusOr<uint64_t> SealedPart(uint64_t ending, const WindowEnd& end) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<GradientStats> SumNow(uint64_t ending, uint64_t window_tokens,
                                        const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators* replicas)
+  absl::Status StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators& replicas)
       ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t EndingNumber() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs `task` on the device thread, after those that were given before, of whatever head: what replicas
   // exchange must have one order everywhere.
   void PostExchange(std::function<void()> task);
-  // Not ok if it is not this ending, or has come to none of these.
-  absl::Status CheckPhaseLocked(uint64_t ending, std::initializer_list<EndingPhase> phases) const
+  // Not ok if it is not this ending, or has not come to this.
+  absl::Status CheckPhaseLocked(uint64_t ending, EndingPhase phase) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<StepResult> TakeStep(const StepRequest& request, const WindowGradient& gradient,
                                       int64_t steps);
@@ -626,9 +613,6 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                   std::function<void(absl::StatusOr<std::string>)> done);
   void ReadJointGradient(const std::string& flush_id, const kernels::RowSpan& rows, kernels::DataType type,
                          RowsOut out, std::function<void(absl::Status)> done);
-  absl::Status CheckFlushPartLocked(const std::string& flush_id,
-                                    std::initializer_list<EndingPhase> phases) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WindowGradient WindowGradientLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Puts the norm and the count that a caller got of a gradient into the counters.
   void CountGradient(double norm, int64_t non_finite);
@@ -730,6 +714,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
 
   // Their parts over replicas (head_save_part.cc, head_restore_part.cc).
   WindowPlace PlaceLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What is told from AbandonPart on.
+  absl::Status GoesBackLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckEpochLocked(uint64_t epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // HeadEnvironment::end_together, now or at EndSave.
   void EndTogether(WindowEnd end) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -770,8 +756,6 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   HeadHistory history_ ABSL_GUARDED_BY(mutex_);
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   GradientWindow window_ ABSL_GUARDED_BY(mutex_);
-  JointStep joint_step_ ABSL_GUARDED_BY(mutex_);         // as far as it is known in this phase
-  bool slices_stepped_ ABSL_GUARDED_BY(mutex_) = false;  // in the phase kStepping, but for the others'
   JointCheckpoint joint_ ABSL_GUARDED_BY(mutex_);
   WeightStore weights_ ABSL_GUARDED_BY(mutex_);
   bool publishing_prepared_ ABSL_GUARDED_BY(mutex_) = false;

@@ -116,20 +116,10 @@ std::vector<FlushCallback> Head::SealLocked(absl::StatusOr<FlushInfo>* answer) {
 
 absl::Status Head::CheckFlush(const std::string& flush_id) const { return GradientOf(flush_id).status(); }
 
-absl::Status Head::CheckKnownFlushLocked(const std::string& flush_id) const {
-  if (absl::Status right = CheckEndsWindows(); !right.ok()) return right;
-  // A coordinator that was filled may not know all of a flush that others hold.
-  const bool comes = environment_.place.shared() && window_.state() == WindowState::kSealing &&
-                     FlushIdOf(window_.by()) == flush_id;
-  if (!comes) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("flush ", flush_id, " of head ", config_.name, " is being taken up again; ask again"));
-}
-
 absl::StatusOr<std::pair<WindowGradient, float>> Head::GradientOf(const std::string& flush_id) const {
   const MutexLock lock(mutex_);
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  if (absl::Status known = CheckKnownFlushLocked(flush_id); !known.ok()) return known;
+  if (absl::Status right = CheckEndsWindows(); !right.ok()) return right;
   if (!window_.IsSealedBy(flush_id)) return window_.UnknownFlush(flush_id);
   return std::pair(WindowGradientLocked(), window_.flush_scale());
 }
@@ -185,9 +175,8 @@ void Head::EndFlush(const std::string& flush_id, FlushFate fate, const FateCallb
     const MutexLock lock(mutex_);
     answer = AskForFateLocked(flush_id, fate, done, &together);
     if (!answer.has_value() && !environment_.place.shared()) {
-      window_.Decide(fate);
-      decided = window_.decided_at();
-      answer = EndFlushLocked(&waiting);
+      decided = absl::Now();
+      answer = EndFlushLocked(fate, *decided, &waiting);
     }
   }
   if (decided.has_value()) FinishFlush(fate, *decided, waiting);
@@ -199,7 +188,7 @@ std::optional<absl::StatusOr<uint64_t>> Head::AskForFateLocked(const std::string
                                                                const FateCallback& done,
                                                                std::optional<WindowEnd>* together) {
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
-  if (absl::Status known = CheckKnownFlushLocked(flush_id); !known.ok()) return known;
+  if (absl::Status right = CheckEndsWindows(); !right.ok()) return right;
   const absl::StatusOr<std::optional<uint64_t>> repeated =
       fate == FlushFate::kCommit ? window_.CheckCommit(flush_id) : window_.CheckAbort(flush_id);
   if (!repeated.ok()) return repeated.status();
@@ -214,9 +203,9 @@ std::optional<absl::StatusOr<uint64_t>> Head::AskForFateLocked(const std::string
   return std::nullopt;
 }
 
-uint64_t Head::EndFlushLocked(Resumes* waiting) {
+uint64_t Head::EndFlushLocked(FlushFate fate, absl::Time decided, Resumes* waiting) {
   Counters& counters = *environment_.counters;
-  if (window_.phase() == EndingPhase::kCommitting) {
+  if (fate == FlushFate::kCommit) {
     // Posted under the lock, so before any chunk that is to be added to this gradient again.
     PostWindowWorkLocked(
         [self = shared_from_this(), flushed = WindowGradientLocked()] { self->gradients_.Reset(flushed); });
@@ -236,7 +225,7 @@ uint64_t Head::EndFlushLocked(Resumes* waiting) {
     *waiting = TakeWaitingLocked();
     ++counters.flushes_aborted;
   }
-  counters.flush_read_seconds.Observe(absl::ToDoubleSeconds(window_.decided_at() - window_.sealed_at()));
+  counters.flush_read_seconds.Observe(absl::ToDoubleSeconds(decided - window_.sealed_at()));
   return window_.generation();
 }
 

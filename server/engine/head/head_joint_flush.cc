@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "server/engine/head/head.h"
 #include "server/engine/head/replica/joint_rows.h"
 
@@ -37,9 +38,7 @@ void Head::ReadJointGradient(const std::string& flush_id, const RowSpan& rows, k
   if (!gradient.ok()) return done(gradient.status());
   const int64_t columns = config_.hidden_size;
   JointRead read{
-      .layout = kernels::SliceLayout(config_.vocab_size, environment_.place.replicas),
       .slices = slices_,
-      .own = environment_.place.replica,
       .rows = {.tensor = "", .rows = rows},
       .row_bytes = (columns + (config_.bias ? 1 : 0)) * int64_t{sizeof(float)},
       .read = [self = shared_from_this()](int32_t replica, const PartRows& piece,
@@ -78,26 +77,18 @@ FlushInfo Head::DescribeFlush(uint64_t window_tokens, const GradientStats& stats
 
 // One replica's part
 
-absl::Status Head::CheckFlushPartLocked(const std::string& flush_id,
-                                        std::initializer_list<EndingPhase> phases) const {
-  if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  const bool right = window_.state() != WindowState::kOpen && FlushIdOf(window_.by()) == flush_id &&
-                     std::find(phases.begin(), phases.end(), window_.phase()) != phases.end();
-  if (right) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("flush ", flush_id, " of window ", window_.generation(),
-                                          " of head ", config_.name, " is not that far, or is over"));
-}
-
 absl::Status Head::HoldPart(const FlushInfo& flush) {
   absl::StatusOr<FlushInfo> answer = flush;
   std::vector<FlushCallback> waiters;
   Resumes waiting;
   {
     const MutexLock lock(mutex_);
-    // Again, and what it ends in may be known by now.
-    if (window_.IsSealedBy(flush.flush_id)) return absl::OkStatus();
-    absl::Status phase = CheckFlushPartLocked(flush.flush_id, {EndingPhase::kSummed});
-    if (!phase.ok()) return phase;
+    if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+    const bool summed = window_.state() == WindowState::kSealing && window_.phase() == EndingPhase::kSummed;
+    if (!summed || FlushIdOf(window_.by()) != flush.flush_id) {
+      return absl::InternalError(absl::StrCat("flush ", flush.flush_id, " of window ", window_.generation(),
+                                              " of head ", config_.name, " is not that far, or is over"));
+    }
     waiters = SealLocked(&answer);
     waiting = TakeWaitingLocked();
   }
@@ -107,27 +98,16 @@ absl::Status Head::HoldPart(const FlushInfo& flush) {
   return absl::OkStatus();
 }
 
-absl::Status Head::DecidePart(const std::string& flush_id, FlushFate fate) {
-  const MutexLock lock(mutex_);
-  const EndingPhase decided = fate == FlushFate::kCommit ? EndingPhase::kCommitting : EndingPhase::kAborting;
-  absl::Status phase = CheckFlushPartLocked(flush_id, {EndingPhase::kSummed, decided});
-  if (phase.ok()) window_.Decide(fate);
-  return phase;
-}
-
-absl::Status Head::EndFlushPart(const std::string& flush_id) {
-  FlushFate fate = FlushFate::kCommit;
-  absl::Time decided;
+absl::Status Head::EndFlushPart(const std::string& flush_id, FlushFate fate) {
+  const absl::Time decided = absl::Now();
   absl::StatusOr<uint64_t> generation = 0;
   std::vector<FateCallback> waiters;
   Resumes waiting;
   {
     const MutexLock lock(mutex_);
-    absl::Status phase = CheckFlushPartLocked(flush_id, {EndingPhase::kCommitting, EndingPhase::kAborting});
-    if (!phase.ok()) return phase;
-    fate = window_.phase() == EndingPhase::kCommitting ? FlushFate::kCommit : FlushFate::kAbort;
-    decided = window_.decided_at();
-    generation = EndFlushLocked(&waiting);
+    if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+    if (!window_.IsSealedBy(flush_id)) return window_.UnknownFlush(flush_id);
+    generation = EndFlushLocked(fate, decided, &waiting);
     waiters = window_.TakeFateWaiters();
   }
   FinishFlush(fate, decided, waiting);

@@ -1,6 +1,5 @@
 // One replica's part in the end of a window, which all replicas of the head end together:
 // docs/decisions/0022-replicas.md.
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -14,20 +13,6 @@ namespace {
 // No marks say what that is.
 bool LooksAtAll(const WindowEnd& end) { return end.marks.empty() && std::holds_alternative<LookEnd>(end.by); }
 
-// What a replica is when it has installed that.
-PartState AsInstalled(const RestoredPart& restored) {
-  const HeadCheckpoint& state = restored.state;
-  return {.generation = state.window.generation,
-          .last_step = state.window.last_step,
-          .committed = state.window.committed,
-          .aborted = state.window.aborted,
-          .weight_version = state.weight_version > 0 ? restored.numbers.weight_version : 0,
-          .optimizer_steps = state.optimizer_steps,
-          .restoring = RestorePhase::kReady,
-          .restores = restored.numbers.restores,
-          .leans = restored.leans};
-}
-
 }  // namespace
 
 absl::Status Head::CheckEndsWindows() const {
@@ -37,11 +22,10 @@ absl::Status Head::CheckEndsWindows() const {
                                                     ReplicaPlace::kCoordinator));
 }
 
-absl::Status Head::CheckPhaseLocked(uint64_t ending, std::initializer_list<EndingPhase> phases) const {
+absl::Status Head::CheckPhaseLocked(uint64_t ending, EndingPhase phase) const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  const bool right = std::find(phases.begin(), phases.end(), window_.phase()) != phases.end();
   const bool ends = window_.state() != WindowState::kOpen && window_.ending() == ending;
-  if (ends && right) return absl::OkStatus();
+  if (ends && window_.phase() == phase) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("the end of window ", window_.generation(), " of head ",
                                           config_.name, " is not that far, or it is another one"));
 }
@@ -51,27 +35,40 @@ uint64_t Head::EndingNumber() const {
   return window_.ending();
 }
 
-PartState Head::part() const {
+MetPart Head::MeetPart() const {
   const MutexLock lock(mutex_);
-  if (joint_.restored.has_value()) return AsInstalled(*joint_.restored);
-  PartState part{.generation = window_.generation(),
-                 .phase = window_.phase(),
-                 .end = std::nullopt,
-                 .step = joint_step_,
-                 .flush = std::nullopt,
-                 .last_step = window_.last_step(),
-                 .committed = window_.committed(),
-                 .aborted = window_.aborted(),
-                 .weight_version = weights_.version(),
-                 .optimizer_steps = weights_.optimizer_steps(),
-                 .prepared_write = weights_.committing(),
-                 .last_write = weights_.state().last_committed_write,
-                 .restoring = joint_.restoring,
-                 .restores = history_.restores(),
-                 .leans = joint_.leans};
-  if (window_.state() != WindowState::kOpen) part.end = EndingLocked();
-  if (window_.state() == WindowState::kSealed) part.flush = window_.flush();
-  return part;
+  const bool restored_in_part =
+      joint_.restoring == RestorePhase::kOverwritten || joint_.restoring == RestorePhase::kReady;
+  return {.place = PlaceLocked(), .broken = restored_in_part || window_.phase() == EndingPhase::kStepping};
+}
+
+void Head::GoOnPart(const absl::Status& why) {
+  ReopenPart(why);
+  DropPrepared(why);
+  TellWaiting(why);
+  CancelRestorePart();
+}
+
+void Head::AbandonPart(const absl::Status& why) {
+  std::vector<GradientWindow::Tell> callers;
+  {
+    const MutexLock lock(mutex_);
+    // Its line at the device is paused: some rows are new.
+    if (window_.phase() == EndingPhase::kStepping) joint_.restoring = RestorePhase::kOverwritten;
+    if (window_.state() == WindowState::kSealing) callers = window_.Reopen();
+    joint_.restored.reset();
+    lifecycle_.BeginRestore(GoesBackLocked());
+  }
+  for (const GradientWindow::Tell& tell : callers) tell(why);
+  DropPrepared(why);
+  TellWaiting(why);
+}
+
+absl::Status Head::GoesBackLocked() const {
+  return MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
+                   absl::StrCat("head ", config_.name,
+                                " goes back to its newest checkpoint, since its replicas are not alike; try "
+                                "again"));
 }
 
 WindowEnd Head::EndingLocked() const {
@@ -119,14 +116,14 @@ absl::Status Head::CheckSameWeightsLocked(const WindowEnd& end) const {
                    " of version ", end.weight_version, " after ", end.optimizer_steps));
 }
 
+EndingPhase Head::phase() const {
+  const MutexLock lock(mutex_);
+  return window_.phase();
+}
+
 bool Head::IsEnding(uint64_t ending) const {
   const MutexLock lock(mutex_);
   return window_.state() != WindowState::kOpen && window_.ending() == ending;
-}
-
-bool Head::IsBeingFilled() const {
-  const MutexLock lock(mutex_);
-  return lifecycle_.filling();
 }
 
 void Head::PostExchange(std::function<void()> task) {
@@ -183,7 +180,7 @@ std::optional<absl::StatusOr<uint64_t>> Head::TakenPartLocked(const WindowEnd& e
 
 absl::Status Head::BeginPartLocked(const WindowEnd& end) {
   // The coordinator has checked it all when the call came, and holds the window since.
-  if (environment_.place.coordinates()) return CheckPhaseLocked(end.ending, {EndingPhase::kOpen});
+  if (environment_.place.coordinates()) return CheckPhaseLocked(end.ending, EndingPhase::kOpen);
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   absl::Status place = CheckPlaceLocked(end.generation, MarksAt(environment_.place, end.marks));
   if (!place.ok()) return place;
@@ -201,7 +198,7 @@ absl::Status Head::BeginPartLocked(const WindowEnd& end) {
 // Everything accepted before the window was sealed has been processed by now.
 absl::StatusOr<uint64_t> Head::SealedPart(uint64_t ending, const WindowEnd& end) {
   const MutexLock lock(mutex_);
-  if (absl::Status phase = CheckPhaseLocked(ending, {EndingPhase::kOpen}); !phase.ok()) return phase;
+  if (absl::Status phase = CheckPhaseLocked(ending, EndingPhase::kOpen); !phase.ok()) return phase;
   if (absl::Status sealed = CheckSealedLocked(); !sealed.ok()) return sealed;
   // A write that was committed before may have been published meanwhile.
   if (absl::Status same = CheckSameWeightsLocked(end); !same.ok()) return same;
@@ -222,36 +219,28 @@ absl::StatusOr<GradientStats> Head::SumNow(uint64_t ending, uint64_t window_toke
                                            const ReplicaCommunicators& replicas) {
   WindowGradient gradient;
   double scale = 1;
-  bool summed = false;
   bool is_read = false;
   {
     const MutexLock lock(mutex_);
-    absl::Status phase = CheckPhaseLocked(ending, {EndingPhase::kSealed, EndingPhase::kSummed});
-    if (!phase.ok()) return phase;
+    if (absl::Status phase = CheckPhaseLocked(ending, EndingPhase::kSealed); !phase.ok()) return phase;
     gradient = WindowGradientLocked();
     scale = ScaleOf(window_.by());
     is_read = !FlushIdOf(window_.by()).empty();
-    summed = window_.phase() == EndingPhase::kSummed;
   }
   // What nothing was added to is added up only if somebody reads it.
   const bool empty = window_tokens == 0 && !is_read;
-  absl::Status status;
-  if (!summed && !empty) {
-    status = backend_->SumSlices(gradient.window, replicas);
+  absl::StatusOr<GradientTallies> tallies = GradientTallies();
+  if (!empty) {
+    const absl::Status summed = backend_->SumSlices(gradient.window, replicas);
+    tallies = summed.ok() ? backend_->TallySum(scale, replicas) : summed;
   }
-  if (status.ok()) {
-    {
-      const MutexLock lock(mutex_);
-      window_.Reach(EndingPhase::kSummed);
-      joint_step_ = {.window_tokens = window_tokens};
-    }
-    if (empty) return GradientStats();
-    const absl::StatusOr<GradientTallies> tallies = backend_->TallySum(scale, replicas);
-    if (tallies.ok()) return StatsOf(*tallies);
-    status = tallies.status();
+  if (!tallies.ok()) {
+    if (!absl::IsUnavailable(tallies.status())) OnDeviceFailure(tallies.status());
+    return tallies.status();
   }
-  if (!absl::IsUnavailable(status)) OnDeviceFailure(status);
-  return status;
+  const MutexLock lock(mutex_);
+  window_.Reach(EndingPhase::kSummed);
+  return empty ? GradientStats() : StatsOf(*tallies);
 }
 
 // Step
@@ -259,44 +248,26 @@ absl::StatusOr<GradientStats> Head::SumNow(uint64_t ending, uint64_t window_toke
 void Head::StepPart(const JointStep& step, std::shared_ptr<const ReplicaCommunicators> replicas,
                     std::function<void(absl::Status)> done) {
   PostExchange([self = shared_from_this(), ending = EndingNumber(), step, replicas = std::move(replicas),
-                done = std::move(done)] { done(self->StepNow(ending, step, replicas.get())); });
+                done = std::move(done)] { done(self->StepNow(ending, step, *replicas)); });
 }
 
-void Head::ServeGather(std::shared_ptr<const ReplicaCommunicators> replicas,
-                       std::function<void(absl::Status)> done) {
-  PostExchange([self = shared_from_this(), replicas = std::move(replicas), done = std::move(done)] {
-    if (absl::Status alive = self->CheckAlive(); !alive.ok()) return done(alive);
-    absl::Status gathered = self->backend_->GatherSlices(*replicas);
-    if (absl::IsInternal(gathered)) self->OnDeviceFailure(gathered);
-    done(std::move(gathered));
-  });
-}
-
-absl::Status Head::StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators* replicas) {
+absl::Status Head::StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators& replicas) {
   WindowGradient gradient;
   StepArguments arguments;
-  bool stepped = false;
   {
     const MutexLock lock(mutex_);
-    absl::Status phase = CheckPhaseLocked(ending, {EndingPhase::kSummed, EndingPhase::kStepping});
-    if (!phase.ok()) return phase;
+    if (absl::Status phase = CheckPhaseLocked(ending, EndingPhase::kSummed); !phase.ok()) return phase;
     if (!window_.stepping()) return absl::InternalError("what ends the window is no step");
     window_.Reach(EndingPhase::kStepping);
-    joint_step_ = step;
     gradient = WindowGradientLocked();
     arguments = Resolve(config_.optimizer, window_.step(), weights_.optimizer_steps() + 1);
-    stepped = slices_stepped_;
     // Weights are there once: some rows are new from here on, and others old.
     environment_.scheduler->Pause(this);
   }
   absl::Status status;
   if (!step.skipped) {
-    if (!stepped) status = backend_->StepSlices(arguments);
-    if (status.ok()) {
-      const MutexLock lock(mutex_);
-      slices_stepped_ = true;
-    }
-    if (status.ok() && replicas != nullptr) status = backend_->GatherSlices(*replicas);
+    status = backend_->StepSlices(arguments);
+    if (status.ok()) status = backend_->GatherSlices(replicas);
   }
   if (status.ok()) {
     gradients_.Reset(gradient);
@@ -315,7 +286,6 @@ void Head::PublishPart(const JointStep& step) {
   StepSave save;
   {
     const MutexLock lock(mutex_);
-    slices_stepped_ = false;
     CountStepLocked(&*answer);
     waiters = window_.EndStep(&answer);
     waiting = BeginWindowLocked();
@@ -330,32 +300,15 @@ void Head::PublishPart(const JointStep& step) {
 
 // What becomes of it otherwise
 
-void Head::DropSums() {
-  const MutexLock lock(mutex_);
-  if (window_.state() == WindowState::kSealed) {
-    window_.Decide(FlushFate::kAbort);
-  } else if (window_.phase() == EndingPhase::kSummed) {
-    window_.Reach(EndingPhase::kSealed);
-  }
-}
-
 void Head::ReopenPart(const absl::Status& why, std::optional<uint64_t> ending) {
   std::vector<GradientWindow::Tell> callers;
   Resumes waiting;
   {
     const MutexLock lock(mutex_);
-    const bool undone =
-        window_.phase() == EndingPhase::kStepping || window_.phase() == EndingPhase::kCommitting;
-    if (window_.state() == WindowState::kOpen || undone) return;
+    if (window_.state() != WindowState::kSealing || window_.phase() == EndingPhase::kStepping) return;
     if (ending.has_value() && window_.ending() != *ending) return;
-    if (window_.state() == WindowState::kSealed) {
-      window_.Decide(FlushFate::kAbort);
-      EndFlushLocked(&waiting);
-      callers = window_.TakeCallers();
-    } else {
-      callers = window_.Reopen();
-      waiting = TakeWaitingLocked();
-    }
+    callers = window_.Reopen();
+    waiting = TakeWaitingLocked();
   }
   for (const GradientWindow::Tell& tell : callers) tell(why);
   Call(waiting);

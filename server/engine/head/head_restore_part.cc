@@ -112,7 +112,6 @@ void Head::InstallRestoredPart() {
     const MutexLock lock(mutex_);
     joint_.restoring = RestorePhase::kNone;
     joint_.restored.reset();
-    joint_.leans = part->leans;
     environment_.scheduler->Resume(this);
     waiting = TakeWaitingLocked();
   }
@@ -125,36 +124,6 @@ void Head::CancelRestorePart() {
   joint_.restoring = RestorePhase::kNone;
   lifecycle_.EndRestore();
   environment_.scheduler->Resume(this);
-}
-
-void Head::DropWindowPart(const absl::Status& why, std::function<void()> done) {
-  PostSettled([self = shared_from_this(), why, done = std::move(done)] {
-    SessionTable::Cut cut;
-    std::vector<GradientWindow::Tell> callers;
-    Resumes waiting;
-    {
-      const MutexLock lock(self->mutex_);
-      // Who has come since to end the window: nobody else would answer. A flush that holds it is ended later.
-      const bool opens = self->window_.state() == WindowState::kSealing;
-      if (opens) callers = self->window_.Reopen();
-      HeadCheckpoint none;
-      none.window = self->window_.Capture();
-      none.window.tokens = none.window.next_tokens = 0;
-      none.last_session_number = self->sessions_.last_number();
-      self->sessions_.Install(none, {}, &cut);
-      self->FinishCutLocked(cut);
-      self->window_.Install(none.window, absl::Now());
-      self->joint_.leans = false;
-      if (opens) waiting = self->TakeWaitingLocked();
-    }
-    self->gradients_.Reset({self->gradients_.Of(false), {}});
-    if (self->gradients_.has_second()) self->gradients_.Reset({self->gradients_.Of(true), {}});
-    ++self->gradient_changes_;
-    TellEnd(cut, why);
-    for (const GradientWindow::Tell& tell : callers) tell(why);
-    Call(waiting);
-    done();
-  });
 }
 
 }  // namespace lossd::engine

@@ -68,10 +68,7 @@ absl::Status Head::ReadHeldRows(const PartRows& rows, char* to) {
 absl::Status Head::WriteHeldRows(const PartRows& rows, const char* from) {
   const auto [first, count] = rows.rows;
   if (!rows.tensor.empty()) return backend_->WriteState(rows.tensor, first, count, from);
-  std::vector<float> values(static_cast<size_t>(count * (config_.hidden_size + (config_.bias ? 1 : 0))));
-  std::copy_n(from, values.size() * sizeof(float), reinterpret_cast<char*>(values.data()));
-  const float* const bias = config_.bias ? values.data() + count * config_.hidden_size : nullptr;
-  return backend_->WriteSum(first, count, values.data(), bias);
+  return absl::InvalidArgumentError("rows of a sum are not written");
 }
 
 }  // namespace lossd::engine

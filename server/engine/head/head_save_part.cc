@@ -14,7 +14,8 @@ WindowPlace Head::PlaceLocked() const {
   return {.generation = window_.generation(),
           .weight_version = weights_.version(),
           .optimizer_steps = weights_.optimizer_steps(),
-          .restores = history_.restores()};
+          .restores = history_.restores(),
+          .flush_id = window_.flush_id()};
 }
 
 absl::Status Head::CheckEpochLocked(uint64_t epoch) const {

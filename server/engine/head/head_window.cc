@@ -31,9 +31,8 @@ absl::Status Head::CheckPastLocked(uint64_t generation, const std::vector<Sessio
 }
 
 // ABORTED with the server's position; FAILED_PRECONDITION for the window behind one that a flush still holds.
-absl::Status Head::CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
-                                    const std::vector<SessionMarks>& known) const {
-  if (generation == window_.generation()) return CheckPastLocked(generation, marks, known);
+absl::Status Head::CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const {
+  if (generation == window_.generation()) return CheckPastLocked(generation, marks, {});
   if (absl::Status behind = window_.CheckNotBehindFlush(generation); !behind.ok()) return behind;
   absl::Status status = PositionErrorLocked(
       absl::StatusCode::kAborted, RejectReason::kGeneration, "generation",
@@ -51,11 +50,8 @@ absl::Status Head::CheckPlaceLocked(uint64_t generation, const std::vector<Sessi
 }
 
 absl::Status Head::CheckEndPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const {
-  // A coordinator that was filled goes on with marks of the process before it.
-  const bool goes_on = environment_.place.shared() && window_.state() != WindowState::kOpen;
-  const std::vector<SessionMarks> known = goes_on ? window_.marks() : std::vector<SessionMarks>();
   std::vector<SessionMarks> own;
-  return CheckPlaceLocked(generation, *OwnMarks(&marks, &own), known);
+  return CheckPlaceLocked(generation, *OwnMarks(&marks, &own));
 }
 
 absl::Status Head::CheckSealableLocked(const std::vector<SessionMarks>& marks) const {
@@ -87,7 +83,6 @@ WindowGradient Head::WindowGradientLocked() const {
 
 Head::Resumes Head::BeginWindowLocked() {
   sessions_.BeginWindow();
-  joint_.leans = false;
   history_.BeginWindow();
   DropForgottenLocked();
   return TakeWaitingLocked();

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <future>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -11,147 +13,50 @@
 #include "kernels/slices.h"
 #include "server/engine/device/optimizer_state.h"
 #include "server/engine/head/replica/joint_rows.h"
+#include "server/engine/replicas/all_parts.h"
 #include "server/engine/replicas/joint_state.h"
-#include "server/engine/replicas/part_answers.h"
+#include "server/engine/replicas/own_part.h"
 
 namespace lossd::engine {
 namespace {
 
 using kernels::RowSpan;
-using kernels::SliceLayout;
 
 // Pieces of rows that are on their way at once, so that neither the disk nor the network waits.
 constexpr size_t kPiecesUnderWay = 4;
 
-// The coordinator's own replica.
-class OwnCheckpointPart : public CheckpointPart {
- public:
-  OwnCheckpointPart(std::shared_ptr<Head> head, std::shared_ptr<const ReplicaCommunicators> replicas,
-                    std::shared_ptr<const StateSource> source)
-      : head_(std::move(head)), replicas_(std::move(replicas)), source_(std::move(source)) {}
-
-  void Capture(const WindowPlace& place, const std::vector<SessionMarks>& named,
-               std::function<void(absl::StatusOr<HeadCheckpoint>)> done) override {
-    head_->CapturePart(place, named, std::move(done));
-  }
-  void SumCaptured(Done done) override { head_->SumCapturedPart(replicas_, std::move(done)); }
-  void Release(Done done) override {
-    head_->ReleaseCaptured();
-    done(absl::OkStatus());
-  }
-  void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override {
-    head_->ReadPartRows(rows, std::move(done));
-  }
-  void BeginRestore(std::function<void(absl::StatusOr<RestoringPart>)> done) override {
-    head_->BeginRestorePart(std::move(done));
-  }
-  void WriteRows(const PartRows& rows, std::string bytes, Done done) override {
-    head_->WritePartRows(rows, std::move(bytes), std::move(done));
-  }
-  void FinishRestore(const RestoredPart& part, Done done) override {
-    head_->FinishRestorePart(part, source_, replicas_, std::move(done));
-  }
-  void CancelRestore(Done done) override {
-    head_->CancelRestorePart();
-    done(absl::OkStatus());
-  }
-  // Comes last, when all others have: RestoreTogether.
-  void InstallRestored(Done done) override { done(absl::OkStatus()); }
-
- private:
-  const std::shared_ptr<Head> head_;
-  const std::shared_ptr<const ReplicaCommunicators> replicas_;
-  const std::shared_ptr<const StateSource> source_;  // null where nothing is restored
-};
-
-// Rows of one slice, and who has them.
+// Rows of one slice, and the replica that steps them.
 struct Piece {
   RowSpan rows;
   int32_t owner = 0;
-  int32_t mirror = 0;
 };
 
-// All replicas of a head, asked one thing after the other by a thread that waits.
-class AllParts {
- public:
-  AllParts(const Head& head, const CheckpointReplicas& replicas, std::shared_ptr<CheckpointPart> own)
-      : replicas_(replicas), slices_(head.SliceRows()) {
-    parts_.push_back(std::move(own));
-    parts_.insert(parts_.end(), replicas.others.begin(), replicas.others.end());
-  }
-
-  int32_t size() const { return static_cast<int32_t>(parts_.size()); }
-  CheckpointPart& at(int32_t replica) { return *parts_[static_cast<size_t>(replica)]; }
-
-  // ask(part, its number, what it answers to).
-  template <class Answer, class Ask>
-  absl::StatusOr<std::vector<Answer>> AskAll(Ask ask) {
-    std::vector<std::future<Answer>> asked;
-    const bool current = replicas_.epoch->Ask([&] {
-      for (size_t i = 0; i < parts_.size(); ++i) {
-        const auto answer = std::make_shared<std::promise<Answer>>();
-        asked.push_back(answer->get_future());
-        ask(*parts_[i], i, [answer](Answer given) { answer->set_value(std::move(given)); });
-      }
-    });
-    if (!current) return ReplicaLost("a replica was lost");
-    std::vector<Answer> answers;
-    for (std::future<Answer>& answer : asked) answers.push_back(answer.get());
-    if (absl::Status error = FirstError(answers); !error.ok()) return error;
-    return answers;
-  }
-  // In what all exchange, an error ends the epoch at once, for the others wait for this one at their devices.
-  template <class Ask>
-  absl::Status Exchange(Ask ask) {
-    const absl::Status all =
-        AskAll<absl::Status>([&](CheckpointPart& part, size_t i, CheckpointPart::Done done) {
-          ask(part, i, [broken = replicas_.on_broken, done = std::move(done)](const absl::Status& status) {
-            if (!status.ok()) broken(status);
-            done(status);
-          });
-        }).status();
-    // Who is told so by its device may be heard sooner than the loss.
-    return absl::IsUnavailable(all) ? ReplicaLost(all.message()) : all;
-  }
-  template <class Ask>
-  absl::Status TellAll(Ask ask) {
-    return AskAll<absl::Status>([&](CheckpointPart& part, size_t /*i*/, CheckpointPart::Done done) {
-             ask(part, std::move(done));
-           })
-        .status();
-  }
-
-  // All rows, in order.
-  std::vector<Piece> PiecesOf(int64_t row_bytes) const {
-    const int64_t most = RowsOfPiece(row_bytes);
-    const SliceLayout layout(0, size());
-    std::vector<Piece> pieces;
-    for (size_t slice = 0; slice < slices_.size(); ++slice) {
-      const auto owner = static_cast<int32_t>(slice);
-      for (const RowSpan& rows : slices_[slice]) {
-        for (int64_t first = rows.first; first < rows.end(); first += most) {
-          pieces.push_back({{first, std::min(most, rows.end() - first)}, owner, layout.MirrorOf(owner)});
-        }
+// All rows, in order.
+std::vector<Piece> PiecesOf(const Head& head, int64_t row_bytes) {
+  const int64_t most = RowsOfPiece(row_bytes);
+  const std::vector<std::vector<RowSpan>> slices = head.SliceRows();
+  std::vector<Piece> pieces;
+  for (size_t slice = 0; slice < slices.size(); ++slice) {
+    for (const RowSpan& rows : slices[slice]) {
+      for (int64_t first = rows.first; first < rows.end(); first += most) {
+        pieces.push_back({{first, std::min(most, rows.end() - first)}, static_cast<int32_t>(slice)});
       }
     }
-    std::sort(pieces.begin(), pieces.end(),
-              [](const Piece& a, const Piece& b) { return a.rows.first < b.rows.first; });
-    return pieces;
   }
-
- private:
-  const CheckpointReplicas& replicas_;
-  const std::vector<std::vector<RowSpan>> slices_;
-  std::vector<std::shared_ptr<CheckpointPart>> parts_;
-};
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.rows.first < b.rows.first; });
+  return pieces;
+}
 
 // Saving
 
 class JointSave {
  public:
-  JointSave(const std::shared_ptr<Head>& head, const CheckpointReplicas& replicas, StateSink* sink)
+  JointSave(const std::shared_ptr<Head>& head, const JointReplicas& replicas, SavedWindow window,
+            StateSink* sink)
       : head_(*head),
-        parts_(*head, replicas, std::make_shared<OwnCheckpointPart>(head, replicas.own, nullptr)),
+        parts_(replicas, std::make_shared<OwnPart>(head, replicas.own)),
+        window_(window),
         sink_(*sink) {}
 
   absl::StatusOr<HeadCheckpoint> Save(const Head::BegunSave& begun, const std::vector<SessionMarks>& named);
@@ -170,12 +75,12 @@ class JointSave {
   Answered Read(const std::string& tensor, const Piece& piece);
   // Tensors that batches use are at every replica, whole.
   static int32_t HolderOf(const std::string& tensor, const Piece& piece) {
-    const bool here = IsWhole(tensor) || piece.mirror == ReplicaPlace::kCoordinator;
-    return here ? ReplicaPlace::kCoordinator : piece.owner;
+    return IsWhole(tensor) ? ReplicaPlace::kCoordinator : piece.owner;
   }
 
   Head& head_;
   AllParts parts_;
+  const SavedWindow window_;
   StateSink& sink_;
 };
 
@@ -195,22 +100,28 @@ absl::StatusOr<HeadCheckpoint> JointSave::Save(const Head::BegunSave& begun,
 
 absl::StatusOr<HeadCheckpoint> JointSave::Capture(const WindowPlace& place,
                                                   const std::vector<SessionMarks>& named) {
-  auto captured = parts_.AskAll<absl::StatusOr<HeadCheckpoint>>(
-      [&](CheckpointPart& part, size_t /*i*/, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
+  auto captured = parts_.AskAll<HeadCheckpoint>(
+      std::nullopt,
+      [&](ReplicaPart& part, size_t /*i*/, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
         part.Capture(place, named, std::move(done));
       });
-  const auto release = [](CheckpointPart& part, CheckpointPart::Done done) { part.Release(std::move(done)); };
+  const auto release = [this] {
+    return parts_.TellAll(std::nullopt, [](ReplicaPart& part, size_t /*i*/, ReplicaPart::Done done) {
+      part.Release(std::move(done));
+    });
+  };
   if (!captured.ok()) {
-    parts_.TellAll(release).IgnoreError();
+    release().IgnoreError();
     return captured.status();
   }
-  std::vector<HeadCheckpoint> parts;
-  for (absl::StatusOr<HeadCheckpoint>& part : *captured) parts.push_back(*std::move(part));
-  HeadCheckpoint state = MergeParts(std::move(parts));
+  if (window_ == SavedWindow::kAsItBegan) {
+    for (HeadCheckpoint& part : *captured) GoBackToWindowBegin(&part);
+  }
+  HeadCheckpoint state = MergeParts(*std::move(captured));
   const absl::Status summed =
       state.gradients.empty()
-          ? parts_.TellAll(release)
-          : parts_.Exchange([](CheckpointPart& part, size_t /*i*/, CheckpointPart::Done done) {
+          ? release()
+          : parts_.DoTogether(std::nullopt, [](ReplicaPart& part, size_t /*i*/, ReplicaPart::Done done) {
               part.SumCaptured(std::move(done));
             });
   if (!summed.ok()) return summed;
@@ -228,7 +139,7 @@ JointSave::Answered JointSave::Read(const std::string& tensor, const Piece& piec
 absl::Status JointSave::ReadAll(
     const std::string& tensor, int64_t row_bytes,
     const std::function<absl::Status(const RowSpan& rows, const std::string& bytes)>& take) {
-  const std::vector<Piece> pieces = parts_.PiecesOf(row_bytes);
+  const std::vector<Piece> pieces = PiecesOf(head_, row_bytes);
   std::deque<Answered> asked;
   for (size_t i = 0; i < pieces.size(); ++i) {
     while (asked.size() < kPiecesUnderWay && i + asked.size() < pieces.size()) {
@@ -275,11 +186,10 @@ absl::Status JointSave::WriteSum() {
 
 class JointRestore {
  public:
-  JointRestore(const std::shared_ptr<Head>& head, const CheckpointReplicas& replicas,
+  JointRestore(const std::shared_ptr<Head>& head, const JointReplicas& replicas,
                const std::shared_ptr<const StateSource>& source)
       : head_(*head),
-        replicas_(replicas),
-        parts_(*head, replicas, std::make_shared<OwnCheckpointPart>(head, replicas.own, source)),
+        parts_(replicas, std::make_shared<OwnPart>(head, replicas.own, source)),
         source_(*source) {}
 
   absl::Status Restore(RestoreNumbers numbers);
@@ -287,12 +197,11 @@ class JointRestore {
  private:
   absl::Status RestoreAll(RestoreNumbers numbers);
   absl::Status WriteTensor(const StateTensor& tensor);
-  // To all replicas that have these rows.
+  // To the replica that steps these rows.
   void Write(const std::string& tensor, const Piece& piece, const std::string& bytes,
              std::deque<std::future<absl::Status>>* asked);
 
   Head& head_;
-  const CheckpointReplicas& replicas_;
   AllParts parts_;
   const StateSource& source_;
 };
@@ -303,7 +212,8 @@ absl::Status JointRestore::Restore(RestoreNumbers numbers) {
   // Where nothing is overwritten the head goes on. If one was lost, the next epoch says what it does.
   if (!restored.ok() && !IsReplicaLost(restored)) {
     parts_
-        .TellAll([](CheckpointPart& part, CheckpointPart::Done done) { part.CancelRestore(std::move(done)); })
+        .TellAll(std::nullopt, [](ReplicaPart& part, size_t /*i*/,
+                                  ReplicaPart::Done done) { part.CancelRestore(std::move(done)); })
         .IgnoreError();
   }
   return restored;
@@ -311,33 +221,30 @@ absl::Status JointRestore::Restore(RestoreNumbers numbers) {
 
 absl::Status JointRestore::RestoreAll(RestoreNumbers numbers) {
   const HeadCheckpoint& state = source_.checkpoint();
-  const auto begun = parts_.AskAll<absl::StatusOr<RestoringPart>>(
-      [](CheckpointPart& part, size_t /*i*/, std::function<void(absl::StatusOr<RestoringPart>)> done) {
+  const auto begun = parts_.AskAll<RestoringPart>(
+      std::nullopt,
+      [](ReplicaPart& part, size_t /*i*/, std::function<void(absl::StatusOr<RestoringPart>)> done) {
         part.BeginRestore(std::move(done));
       });
   if (!begun.ok()) return begun.status();
-  std::vector<RestoringPart> replicas;
-  for (const absl::StatusOr<RestoringPart>& part : *begun) {
+  for (const RestoringPart& part : *begun) {
     // One version everywhere, which no weights had before.
-    numbers.weight_version = std::max(numbers.weight_version, part->weight_version + 1);
-    replicas.push_back(*part);
+    numbers.weight_version = std::max(numbers.weight_version, part.weight_version + 1);
   }
   for (const StateTensor& tensor : state.tensors) {
     if (absl::Status written = WriteTensor(tensor); !written.ok()) return written;
   }
-  const std::vector<RestoredPart> restored = SplitCheckpoint(state, numbers, replicas);
-  const absl::Status finished =
-      parts_.Exchange([&](CheckpointPart& part, size_t i, CheckpointPart::Done done) {
-        part.FinishRestore(restored[i], std::move(done));
+  const std::vector<RestoredPart> restored = SplitCheckpoint(state, numbers, *begun);
+  absl::Status done =
+      parts_.DoTogether(std::nullopt, [&](ReplicaPart& part, size_t i, ReplicaPart::Done finished) {
+        part.FinishRestore(restored[i], std::move(finished));
       });
-  if (!finished.ok()) return finished;
-  const absl::Status installed =
-      parts_.Exchange([](CheckpointPart& part, size_t /*i*/, CheckpointPart::Done done) {
-        part.InstallRestored(std::move(done));
-      });
-  if (!installed.ok()) return installed;
-  const bool all = replicas_.epoch->Finish([this] { head_.InstallRestoredPart(); });
-  return all ? absl::OkStatus() : ReplicaLost("a replica was lost");
+  if (!done.ok()) return done;
+  done = parts_.DoTogether(std::nullopt, [](ReplicaPart& part, size_t /*i*/, ReplicaPart::Done installed) {
+    part.InstallRestored(std::move(installed));
+  });
+  if (done.ok()) head_.InstallRestoredPart();
+  return done;
 }
 
 void JointRestore::Write(const std::string& tensor, const Piece& piece, const std::string& bytes,
@@ -345,7 +252,7 @@ void JointRestore::Write(const std::string& tensor, const Piece& piece, const st
   // Others gather what they do not step, but of a head that nothing steps.
   const bool all = head_.config().weight_gradients == WeightGradients::kFrozen;
   for (int32_t replica = 0; replica < parts_.size(); ++replica) {
-    if (!all && replica != piece.owner && replica != piece.mirror) continue;
+    if (!all && replica != piece.owner) continue;
     const auto answer = std::make_shared<std::promise<absl::Status>>();
     asked->push_back(answer->get_future());
     parts_.at(replica).WriteRows({tensor, piece.rows}, bytes,
@@ -363,7 +270,7 @@ absl::Status JointRestore::WriteTensor(const StateTensor& tensor) {
       asked.pop_front();
     }
   };
-  for (const Piece& piece : parts_.PiecesOf(row_bytes)) {
+  for (const Piece& piece : PiecesOf(head_, row_bytes)) {
     std::string bytes(static_cast<size_t>(piece.rows.count * row_bytes), '\0');
     status.Update(source_.Read(TensorFile(tensor.name), piece.rows.first * row_bytes,
                                std::as_writable_bytes(std::span(bytes))));
@@ -377,17 +284,17 @@ absl::Status JointRestore::WriteTensor(const StateTensor& tensor) {
 
 }  // namespace
 
-absl::StatusOr<HeadCheckpoint> SaveTogether(const std::shared_ptr<Head>& head,
-                                            const CheckpointReplicas& replicas,
-                                            const std::vector<SessionMarks>& named, StateSink* sink) {
+absl::StatusOr<HeadCheckpoint> SaveTogether(const std::shared_ptr<Head>& head, const JointReplicas& replicas,
+                                            const std::vector<SessionMarks>& named, SavedWindow window,
+                                            StateSink* sink) {
   const absl::StatusOr<Head::BegunSave> begun = head->BeginSave();
   if (!begun.ok()) return begun.status();
-  absl::StatusOr<HeadCheckpoint> saved = JointSave(head, replicas, sink).Save(*begun, named);
+  absl::StatusOr<HeadCheckpoint> saved = JointSave(head, replicas, window, sink).Save(*begun, named);
   head->EndSave();
   return saved;
 }
 
-absl::Status RestoreTogether(const std::shared_ptr<Head>& head, const CheckpointReplicas& replicas,
+absl::Status RestoreTogether(const std::shared_ptr<Head>& head, const JointReplicas& replicas,
                              RestoreNumbers numbers, const std::shared_ptr<const StateSource>& source) {
   return JointRestore(head, replicas, source).Restore(numbers);
 }

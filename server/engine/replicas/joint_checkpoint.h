@@ -2,7 +2,6 @@
 #ifndef LOSSD_SERVER_ENGINE_REPLICAS_JOINT_CHECKPOINT_H_
 #define LOSSD_SERVER_ENGINE_REPLICAS_JOINT_CHECKPOINT_H_
 
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -10,33 +9,25 @@
 #include "absl/status/statusor.h"
 #include "server/engine/head/head.h"
 #include "server/engine/head/parts/head_state.h"
-#include "server/engine/head/replica/checkpoint_part.h"
-#include "server/engine/replicas/window_ending.h"
+#include "server/engine/replicas/joint_replicas.h"
 
 namespace lossd::engine {
-
-// All replicas of a head, in one epoch.
-struct CheckpointReplicas {
-  std::shared_ptr<const ReplicaCommunicators> own;  // the coordinator's
-  std::vector<std::shared_ptr<CheckpointPart>> others;
-  std::shared_ptr<CoordinatedEpoch> epoch;
-  std::function<void(const absl::Status& why)> on_broken;  // EndingReplicas'
-};
 
 // Both wait, and are called by a thread that nobody else waits for. ReplicaLost if a replica is lost.
 
 // Writes every file but the manifest, which is to say what this returns: of one moment at each replica, while
 // nothing ends the window. Chunks are taken meanwhile. Refused as Head::BeginSave, and as Head::Save where
 // the window is not as `named`; nothing has changed then, or after any other error.
-absl::StatusOr<HeadCheckpoint> SaveTogether(const std::shared_ptr<Head>& head,
-                                            const CheckpointReplicas& replicas,
-                                            const std::vector<SessionMarks>& named, StateSink* sink);
+// With kAsItBegan the window is that of its begin: chunks that have come since are not in it.
+enum class SavedWindow { kAsItIs, kAsItBegan };
+absl::StatusOr<HeadCheckpoint> SaveTogether(const std::shared_ptr<Head>& head, const JointReplicas& replicas,
+                                            const std::vector<SessionMarks>& named, SavedWindow window,
+                                            StateSink* sink);
 
 // Puts all replicas back to what `source` has, or none: but for an error after some rows were written, from
 // which the head is no use until it is restored again. `numbers.restores` as Head::Restore's; of the weights
-// the version is at least that of `numbers`. When a replica is lost behind FinishRestore of all, the next
-// epoch installs it.
-absl::Status RestoreTogether(const std::shared_ptr<Head>& head, const CheckpointReplicas& replicas,
+// the version is at least that of `numbers`.
+absl::Status RestoreTogether(const std::shared_ptr<Head>& head, const JointReplicas& replicas,
                              RestoreNumbers numbers, const std::shared_ptr<const StateSource>& source);
 
 }  // namespace lossd::engine

@@ -69,18 +69,30 @@ HeadCheckpoint MergeParts(std::vector<HeadCheckpoint> parts) {
   return merged;
 }
 
+void GoBackToWindowBegin(HeadCheckpoint* part) {
+  part->window.tokens = part->window.next_tokens = 0;
+  part->gradients.clear();
+  std::erase_if(part->sessions, [](const SessionCheckpoint& entry) {
+    return entry.session.state == SessionState::kClosed;
+  });
+  for (SessionCheckpoint& entry : part->sessions) {
+    for (AccumulationLedger::Lane& lane : entry.session.lanes) {
+      lane.accepted = lane.started = lane.applied = lane.base;
+      lane.next_base = 0;
+      lane.added = std::min(lane.added, lane.base);
+      std::erase_if(lane.rejected, [&lane](uint64_t sequence) { return sequence > lane.base; });
+    }
+  }
+}
+
 std::vector<RestoredPart> SplitCheckpoint(const HeadCheckpoint& state, const RestoreNumbers& numbers,
                                           std::span<const RestoringPart> replicas) {
   const auto count = static_cast<int32_t>(replicas.size());
   std::vector<Ancestor> pasts = state.ancestors;
   pasts.push_back(AncestorOf(state));
-  const bool leans =
-      std::any_of(state.sessions.begin(), state.sessions.end(), [&](const SessionCheckpoint& entry) {
-        return entry.session.contributed() && ReplicaOf(entry.id, count) != ReplicaPlace::kCoordinator;
-      });
   std::vector<RestoredPart> parts;
   for (int32_t replica = 0; replica < count; ++replica) {
-    HeadCheckpoint& own = parts.emplace_back(RestoredPart{state, numbers, leans}).state;
+    HeadCheckpoint& own = parts.emplace_back(RestoredPart{state, numbers}).state;
     std::erase_if(own.sessions,
                   [&](const SessionCheckpoint& entry) { return ReplicaOf(entry.id, count) != replica; });
     if (replica != ReplicaPlace::kCoordinator) {

@@ -15,6 +15,9 @@ namespace lossd::engine {
 // window if one of them has any: their sum.
 HeadCheckpoint MergeParts(std::vector<HeadCheckpoint> parts);
 
+// What a replica was when its window began: sessions are where they were then, and nothing is in the window.
+void GoBackToWindowBegin(HeadCheckpoint* part);
+
 // What each of these replicas becomes. Sessions go where their ids say (ReplicaOf), the gradient and its
 // tokens to the coordinator.
 std::vector<RestoredPart> SplitCheckpoint(const HeadCheckpoint& state, const RestoreNumbers& numbers,

@@ -126,7 +126,7 @@ void ReplicaWatch::AddUnderWay(absl::Time now, ReplicaReport* report) const {
 ReplicaReport ReplicaWatch::Read(absl::Time now) const {
   ReplicaReport report;
   report.place = place_;
-  report.refills = refills_;
+  report.returns = returns_;
   for (size_t phase = 0; phase < phases_.size(); ++phase) report.phases[phase] = phases_[phase].Read();
   report.replicas.resize(answers_.size());
   const MutexLock lock(mutex_);

@@ -55,7 +55,7 @@ struct ReplicaReport {
   // that it may hang; else "".
   std::string waits_for;
   uint64_t epochs = 0;   // how often all have met
-  uint64_t refills = 0;  // how often this one came to that with nothing, and was filled by the others
+  uint64_t returns = 0;  // how often heads went back to a checkpoint, or were gone, since not all were alike
   uint64_t history = 0;  // of the windows of all; 0: they have yet to meet
   EachPhase<HistogramReading<kDurationBounds>> phases;  // from being asked until this replica answered
   std::vector<Answers> replicas;                        // by number, at the coordinator; else empty
@@ -71,9 +71,9 @@ class ReplicaWatch {
 
   void NameSet(std::string name) ABSL_LOCKS_EXCLUDED(mutex_);
   void NoteWhole(const absl::Status& whole) ABSL_LOCKS_EXCLUDED(mutex_);
-  // All have met, and have settled what was left half done.
+  // All have met, and are alike.
   void NoteMeeting(uint64_t history) ABSL_LOCKS_EXCLUDED(mutex_);
-  void NoteRefill() { refills_.fetch_add(1, std::memory_order_relaxed); }
+  void NoteReturn() { returns_.fetch_add(1, std::memory_order_relaxed); }
   // What was asked of this replica is done, so long after it was asked.
   void NotePhase(ReplicaPhase phase, absl::Duration taken);
   // At the coordinator: all are asked for what this phase is. It is under way until all have answered, or
@@ -100,7 +100,7 @@ class ReplicaWatch {
   void AddUnderWay(absl::Time now, ReplicaReport* report) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ReplicaPlace place_;
-  Counter refills_{0};
+  Counter returns_{0};
   EachPhase<DurationHistogram> phases_;
   std::vector<Answers> answers_;  // by replica; empty where nobody is asked
 

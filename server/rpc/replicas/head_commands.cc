@@ -15,7 +15,8 @@ absl::StatusOr<std::string> Create(engine::Engine& engine, const group::v1::Crea
   const absl::StatusOr<engine::HeadConfig> config = ToEngine(create.config());
   if (!config.ok()) return config.status();
   const bool was_there = engine.FindHead(config->name).ok();
-  const absl::StatusOr<FoundHead> head = engine.CreateHead(*config);
+  const absl::StatusOr<FoundHead> head =
+      create.replaces() ? engine.ReplaceHead(*config) : engine.CreateHead(*config);
   if (!head.ok()) return head.status();
   group::v1::Created created;
   created.set_is_new(!was_there);

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "lossd/group/v1/replica.pb.h"
-#include "server/engine/replicas/window_ending.h"
+#include "server/engine/replicas/joint_replicas.h"
 #include "server/rpc/convert/convert.h"
 
 namespace lossd::rpc {
@@ -51,6 +51,17 @@ absl::Status CreateAtOthers(const OtherReplicas& others, const engine::HeadConfi
   absl::Status created = FirstError(answers);
   if (!created.ok()) UndoCreation(others, config.name, answers);
   return created;
+}
+
+absl::Status ReplaceAtOthers(const OtherReplicas& others, const engine::HeadConfig& config) {
+  ReplicaCommand command;
+  ToProto(config, command.mutable_create()->mutable_config());
+  command.mutable_create()->set_replaces(true);
+  return others.Ask("CreateReplica", command);
+}
+
+absl::Status DropHeadAtOthers(const OtherReplicas& others, const std::string& name) {
+  return others.Ask("DeleteReplica", DeleteCommand(name, DeleteReplica::UNDO, Discard::kYes));
 }
 
 absl::StatusOr<bool> DeleteAtAll(const OtherReplicas& others, const std::string& name, Discard discard,

@@ -18,6 +18,10 @@ namespace lossd::rpc {
 
 // The head is at all others.
 absl::Status CreateAtOthers(const OtherReplicas& others, const engine::HeadConfig& config);
+// The same, in the place of heads of another configuration; what is created stays, whatever happens.
+absl::Status ReplaceAtOthers(const OtherReplicas& others, const engine::HeadConfig& config);
+// Without a word to anybody but those who use it.
+absl::Status DropHeadAtOthers(const OtherReplicas& others, const std::string& name);
 // It is at none of them, and delete_here has deleted it here: whether one of the others had it. That is
 // called when all of them take no chunks any more, and an error of its is the end. FAILED_PRECONDITION, and
 // it is still at all, if one has a gradient that is not to be discarded. Whoever is lost once delete_here is

@@ -40,7 +40,8 @@ void Capture(const FoundHead& head, const group::v1::CapturePart& capture, Group
   head->CapturePart({.generation = capture.generation(),
                      .weight_version = capture.weight_version(),
                      .optimizer_steps = capture.optimizer_steps(),
-                     .restores = capture.restores()},
+                     .restores = capture.restores(),
+                     .flush_id = capture.flush_id()},
                     ToEngine(capture.marks()),
                     [reply = std::move(reply)](const absl::StatusOr<engine::HeadCheckpoint>& state) {
                       if (!state.ok()) return reply(state.status());
@@ -69,8 +70,7 @@ void FinishRestore(const FoundHead& head, const Replicas& replicas, const group:
   if (!state.ok()) return reply(state.status());
   auto files = std::make_shared<NoFiles>(*state);
   engine::RestoredPart part{.state = *std::move(state),
-                            .numbers = {finish.restores(), finish.weight_version()},
-                            .leans = finish.leans()};
+                            .numbers = {finish.restores(), finish.weight_version()}};
   head->FinishRestorePart(part, std::move(files), replicas, Replied(std::move(reply)));
 }
 
@@ -119,6 +119,7 @@ void RemotePart::Capture(const engine::WindowPlace& place, const std::vector<eng
   capture.set_weight_version(place.weight_version);
   capture.set_optimizer_steps(place.optimizer_steps);
   capture.set_restores(place.restores);
+  capture.set_flush_id(place.flush_id);
   ToProto(named, capture.mutable_marks());
   Ask("CapturePart", CommandOf(part), [done = std::move(done)](const absl::StatusOr<std::string>& data) {
     if (!data.ok()) return done(data.status());
@@ -157,7 +158,6 @@ void RemotePart::FinishRestore(const engine::RestoredPart& part, Done done) {
   finish.set_state(*state);
   finish.set_restores(part.numbers.restores);
   finish.set_weight_version(part.numbers.weight_version);
-  finish.set_leans(part.leans);
   Ask("FinishRestore", CommandOf(command), WithoutData(std::move(done)));
 }
 

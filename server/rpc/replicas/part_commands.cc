@@ -65,7 +65,7 @@ std::optional<engine::ReplicaPhase> PhaseOf(const ReplicaCommand& command) {
   if (command.has_seal()) return engine::ReplicaPhase::kSeal;
   if (command.has_sum()) return engine::ReplicaPhase::kSum;
   if (command.has_step()) return engine::ReplicaPhase::kStep;
-  const bool flushes = command.has_hold() || command.has_decide() || command.has_end_flush();
+  const bool flushes = command.has_hold() || command.has_end_flush();
   if (flushes) return engine::ReplicaPhase::kFlush;
   return std::nullopt;
 }
@@ -106,12 +106,10 @@ void DoPart(engine::Engine& engine, const Replicas& replicas, const ReplicaComma
       return reply("");
     case ReplicaCommand::kHold:
       return Replied(std::move(reply))((*head)->HoldPart(ToEngine(command.hold())));
-    case ReplicaCommand::kDecide:
-      return Replied(std::move(reply))((*head)->DecidePart(
-          command.decide().flush_id(),
-          command.decide().commit() ? engine::FlushFate::kCommit : engine::FlushFate::kAbort));
     case ReplicaCommand::kEndFlush:
-      return Replied(std::move(reply))((*head)->EndFlushPart(command.end_flush().flush_id()));
+      return Replied(std::move(reply))((*head)->EndFlushPart(
+          command.end_flush().flush_id(),
+          command.end_flush().commit() ? engine::FlushFate::kCommit : engine::FlushFate::kAbort));
     case ReplicaCommand::kReadRows:
       return Do(*head, command.read_rows(), std::move(reply));
     case ReplicaCommand::kWriteRows:

@@ -57,35 +57,28 @@ void RemotePart::Sum(uint64_t window_tokens,
   });
 }
 
-void RemotePart::Step(const engine::JointStep& step, std::function<void(absl::Status)> done) {
+void RemotePart::Step(const engine::JointStep& step, Done done) {
   ReplicaCommand command;
   ToProto(step, command.mutable_step()->mutable_step());
   Ask("StepWindow", std::move(command), WithoutData(std::move(done)));
 }
 
-void RemotePart::Reopen(const absl::Status& why, std::function<void(absl::Status)> done) {
+void RemotePart::Reopen(const absl::Status& why, Done done) {
   ReplicaCommand command;
   command.mutable_reopen()->set_why(std::string(why.message()));
   Ask("ReopenWindow", std::move(command), WithoutData(std::move(done)));
 }
 
-void RemotePart::Hold(const engine::FlushInfo& flush, std::function<void(absl::Status)> done) {
+void RemotePart::Hold(const engine::FlushInfo& flush, Done done) {
   ReplicaCommand command;
   ToProto(flush, command.mutable_hold());
   Ask("HoldFlush", std::move(command), WithoutData(std::move(done)));
 }
 
-void RemotePart::Decide(const std::string& flush_id, engine::FlushFate fate,
-                        std::function<void(absl::Status)> done) {
-  ReplicaCommand command;
-  command.mutable_decide()->set_flush_id(flush_id);
-  command.mutable_decide()->set_commit(fate == engine::FlushFate::kCommit);
-  Ask("DecideFlush", std::move(command), WithoutData(std::move(done)));
-}
-
-void RemotePart::EndFlush(const std::string& flush_id, std::function<void(absl::Status)> done) {
+void RemotePart::EndFlush(const std::string& flush_id, engine::FlushFate fate, Done done) {
   ReplicaCommand command;
   command.mutable_end_flush()->set_flush_id(flush_id);
+  command.mutable_end_flush()->set_commit(fate == engine::FlushFate::kCommit);
   Ask("EndFlush", std::move(command), WithoutData(std::move(done)));
 }
 
@@ -96,8 +89,7 @@ void RemotePart::ReadRows(const engine::PartRows& rows,
   Ask("ReadRows", std::move(command), std::move(done));
 }
 
-void RemotePart::WriteRows(const engine::PartRows& rows, std::string bytes,
-                           std::function<void(absl::Status)> done) {
+void RemotePart::WriteRows(const engine::PartRows& rows, std::string bytes, Done done) {
   ReplicaCommand command;
   ToProto(rows, command.mutable_write_rows()->mutable_rows());
   command.mutable_write_rows()->set_data(std::move(bytes));

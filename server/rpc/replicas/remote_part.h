@@ -10,28 +10,24 @@
 
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/head/head.h"
-#include "server/engine/head/replica/checkpoint_part.h"
-#include "server/engine/replicas/window_ending.h"
+#include "server/engine/head/replica/replica_part.h"
 #include "server/rpc/group/group_leader.h"
 
 namespace lossd::rpc {
 
-class RemotePart final : public engine::ReplicaPart, public engine::CheckpointPart {
+class RemotePart final : public engine::ReplicaPart {
  public:
   // `config`: of the coordinator's own; that of the other one is to be the same.
   RemotePart(std::shared_ptr<RankQuestions> questions, int32_t replica, const engine::HeadConfig& config);
 
   void Seal(const engine::WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override;
   void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<engine::GradientStats>)> done) override;
-  void Step(const engine::JointStep& step, std::function<void(absl::Status)> done) override;
-  void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) override;
-  void Hold(const engine::FlushInfo& flush, std::function<void(absl::Status)> done) override;
-  void Decide(const std::string& flush_id, engine::FlushFate fate,
-              std::function<void(absl::Status)> done) override;
-  void EndFlush(const std::string& flush_id, std::function<void(absl::Status)> done) override;
+  void Step(const engine::JointStep& step, Done done) override;
+  void Reopen(const absl::Status& why, Done done) override;
+  void Hold(const engine::FlushInfo& flush, Done done) override;
+  void EndFlush(const std::string& flush_id, engine::FlushFate fate, Done done) override;
   void ReadRows(const engine::PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override;
-  void WriteRows(const engine::PartRows& rows, std::string bytes,
-                 std::function<void(absl::Status)> done) override;
+  void WriteRows(const engine::PartRows& rows, std::string bytes, Done done) override;
 
   // part_checkpoints.cc
   void Capture(const engine::WindowPlace& place, const std::vector<engine::SessionMarks>& named,

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/replicas/window_ending.h"
+#include "server/engine/replicas/joint_replicas.h"
 
 namespace lossd::rpc {
 namespace {

@@ -7,7 +7,6 @@
 #include <future>
 #include <optional>
 #include <random>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -23,6 +22,8 @@
 #include "server/engine/common/worker_pool.h"
 #include "server/engine/device/rank_status.h"
 #include "server/engine/device/replica_connection.h"
+#include "server/engine/replicas/agreement.h"
+#include "server/engine/replicas/joint_replicas.h"
 #include "server/engine/replicas/window_ending.h"
 #include "server/rpc/group/group_leader.h"
 #include "server/rpc/group/group_member.h"
@@ -32,7 +33,7 @@
 #include "server/rpc/replicas/joint_heads.h"
 #include "server/rpc/replicas/part_commands.h"
 #include "server/rpc/replicas/remote_part.h"
-#include "server/rpc/replicas/settling.h"
+#include "server/rpc/replicas/replica_wire.h"
 #include "server/telemetry/common/logging.h"
 
 namespace lossd::rpc {
@@ -85,7 +86,7 @@ void LogLate(int32_t replica, const std::string& command, absl::Duration age) {
 // those have yet to say whom the coordinator waits for.
 absl::Status StillAgreeing(const AwaitedOffers& awaited, const std::string& said) {
   if (awaited.ranks.empty()) {
-    return absl::UnavailableError("all replicas have joined, and have been settling what there is");
+    return absl::UnavailableError("all replicas have joined, and heads go back to their newest checkpoints");
   }
   return absl::UnavailableError(
       absl::StrCat(RankList(awaited.ranks, "replica"), awaited.ranks.size() == 1 ? " has" : " have",
@@ -165,34 +166,6 @@ absl::Status AllGather(Rendezvous& rendezvous, std::string own, std::vector<std:
       rendezvous.AllGather(std::move(own), kExchangeTimeout, all == nullptr ? &unused : all));
 }
 
-// That which some have settled, or a new one.
-absl::StatusOr<uint64_t> HistoryOf(const std::vector<group::v1::ReplicaHello>& hellos) {
-  uint64_t settled = 0;
-  for (size_t i = 0; i < hellos.size(); ++i) {
-    const uint64_t its = hellos[i].history();
-    if (its == 0 || its == settled) continue;
-    if (settled != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("replica ", i,
-                       " has windows and weights of another past than those before it; start "
-                       "the one anew that is to be filled"));
-    }
-    settled = its;
-  }
-  return settled != 0 ? settled : hellos.front().new_history();
-}
-
-// Who has not heard of what others have settled is another process than was there then.
-std::vector<bool> EmptyOnes(const std::vector<group::v1::ReplicaHello>& hellos, uint64_t history) {
-  const auto has_settled = [&](const group::v1::ReplicaHello& hello) { return hello.history() == history; };
-  std::vector<bool> empty(hellos.size());
-  if (std::none_of(hellos.begin(), hellos.end(), has_settled)) return empty;
-  for (size_t i = 0; i < hellos.size(); ++i) {
-    empty[i] = !has_settled(hellos[i]) && hellos[i].heard_history() != history;
-  }
-  return empty;
-}
-
 class MeetingReplica final : public ReplicaSet {
  public:
   explicit MeetingReplica(ReplicaSetOptions options)
@@ -232,11 +205,10 @@ class MeetingReplica final : public ReplicaSet {
   SessionRouter& sessions() override { return sessions_; }
 
   const engine::ReplicaPlace& place() const override { return options_.place; }
-  bool AwaitFirstMeeting(const std::function<bool()>& told_to_end) override;
+  bool AwaitMeeting(const std::function<bool()>& told_to_end) override;
   absl::StatusOr<std::shared_ptr<engine::ReplicaPart>> FindPart(const engine::Head& head,
                                                                 int32_t replica) override;
-  absl::StatusOr<engine::CheckpointReplicas> FindReplicas(const engine::Head& head,
-                                                          absl::Duration timeout) override;
+  absl::StatusOr<engine::JointReplicas> FindReplicas(const engine::Head& head) override;
   void TellDraining() override;
   absl::Status AwaitOthersDrained(absl::Time deadline) override;
   bool StayForDrain(absl::Time deadline) override;
@@ -260,10 +232,15 @@ class MeetingReplica final : public ReplicaSet {
   absl::Status Follow(const std::shared_ptr<Meeting>& meeting);
   // Says who keeps those from agreeing that have joined, once it takes long.
   void TellAgreeing(GroupLeader& leader, absl::Time since);
-  // Agrees with all others on what there is, and settles it.
-  absl::StatusOr<Settling> Agree(Rendezvous& rendezvous, Meeting& meeting,
-                                 std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
-  engine::EndingReplicas ReplicasOf(const Coordination& coordination, const engine::Head& head) const;
+  // Tells all others what there is here, and hears what they have: heads that are alike go on, and the others
+  // wait to go back. Then connects the devices.
+  absl::StatusOr<engine::Agreement> Agree(Rendezvous& rendezvous, Meeting& meeting,
+                                          std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
+  engine::MetReplica Describe() const;
+  void GoOnOrAbandon(const engine::Agreement& agreement);
+  // At the coordinator: all are alike when this is done, and know it.
+  absl::Status Settle(const engine::Agreement& agreement, const std::shared_ptr<Coordination>& coordination);
+  engine::JointReplicas ReplicasOf(const Coordination& coordination, const engine::Head& head) const;
   // That of the windows which all replicas have; 0: they have yet to meet.
   uint64_t history() const {
     const engine::MutexLock lock(mutex_);
@@ -272,8 +249,9 @@ class MeetingReplica final : public ReplicaSet {
   // At other replicas: begins what the coordinator asks for.
   void Take(const std::string& command, GroupMember::Reply reply,
             const std::shared_ptr<const engine::ReplicaCommunicators>& replicas,
-            const std::shared_ptr<Meeting>& meeting);
+            const std::shared_ptr<Meeting>& meeting, const CoordinatorCalls& calls);
   void HearOfDrain(const group::v1::CoordinatorDrains& drains, GroupMember::Reply reply);
+  void HearOfWhole(uint64_t history, CoordinatorCalls calls);
   // At the coordinator, while all are there.
   absl::StatusOr<std::shared_ptr<Coordination>> Coordinated() const;
   absl::StatusOr<OtherReplicas> Others() const;
@@ -281,8 +259,8 @@ class MeetingReplica final : public ReplicaSet {
   void Publish(const std::shared_ptr<engine::Head>& head, const std::shared_ptr<engine::StagedWrite>& write);
   // Nothing that was asked for in an epoch that is over is under way any more.
   void AwaitQuiet();
-  // This replica has settled with all others.
-  void TellSettled();
+  // This replica is alike to all others.
+  void TellSettled(uint64_t history);
 
   // Who waits for the end of a window has to ask again.
   void TellAllWaiting(const absl::Status& why);
@@ -298,12 +276,6 @@ class MeetingReplica final : public ReplicaSet {
   ReplicaSetOptions options_;
   engine::Engine* engine_ = nullptr;
   absl::Duration search_ = kSearch;  // the thread's
-  // The thread's; as ReplicaHello has them.
-  uint64_t history_ = 0;
-  uint64_t heard_history_ = 0;
-  uint64_t agreed_history_ = 0;  // that of this epoch
-  std::set<std::string> unfilled_;
-
   absl::Time told_draining_;                // of who drains this server
   std::atomic<const char*> agreeing_ = "";  // what the others are to say next
 
@@ -324,8 +296,8 @@ class MeetingReplica final : public ReplicaSet {
   PassService passes_;
   mutable PassPlaces pass_places_{kMostPassed};
   SessionRouter sessions_;
-  // What takes long or waits for others: at the coordinator writes, elsewhere what it asks for but the ends
-  // of windows.
+  // What takes long or waits for others: at the coordinator ends of windows and writes, of which one comes
+  // after the other; elsewhere what it asks for but its parts in them.
   std::optional<engine::WorkerPool> work_{1};
   std::optional<engine::WorkerPool> about_sessions_{
       1};  // what it asks for about sessions: it is answered soon
@@ -442,20 +414,13 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
   std::optional<Ticker> telling(std::in_place, kLookWhoAgrees,
                                 [this, &leader, since = absl::Now()] { TellAgreeing(**leader, since); });
   std::shared_ptr<const engine::ReplicaCommunicators> replicas;
-  absl::StatusOr<Settling> settled = Agree((*leader)->rendezvous(), *meeting, &replicas);
-  if (!settled.ok()) return settled.status();
+  const absl::StatusOr<engine::Agreement> agreement = Agree((*leader)->rendezvous(), *meeting, &replicas);
+  if (!agreement.ok()) return agreement.status();
   const auto coordination = std::make_shared<Coordination>(
       Coordination{replicas, (*leader)->Questions(), std::make_shared<engine::CoordinatedEpoch>(), meeting});
-  // Who waits for a step here is answered now, when the others have published it.
-  agreeing_ = "that all is finished";
-  if (absl::Status all = AllGather((*leader)->rendezvous(), "finished", nullptr); !all.ok()) return all;
+  if (absl::Status settled = Settle(*agreement, coordination); !settled.ok()) return settled;
   telling.reset();
-  settled->Finish(*engine_);
-  TellSettled();
-  for (const std::shared_ptr<engine::Head>& head : settled->Summed()) {
-    std::optional<engine::WindowEnd> end = head->part().end;
-    if (end.has_value()) GoOnEndingWindow(head, *std::move(end), ReplicasOf(*coordination, *head));
-  }
+  TellSettled(agreement->history);
   {
     const engine::MutexLock lock(mutex_);
     coordination_ = coordination;
@@ -467,6 +432,39 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
   Tell(meeting->lost());
   coordination->epoch->Close();
   return meeting->lost();
+}
+
+absl::Status MeetingReplica::Settle(const engine::Agreement& agreement,
+                                    const std::shared_ptr<Coordination>& coordination) {
+  const OtherReplicas others(coordination->questions, options_.place.replicas);
+  const absl::StatusOr<engine::Engine::WentBack> went = engine_->GoBack(
+      agreement.go_back,
+      {.replicas = [this, coordination](const engine::Head& head) { return ReplicasOf(*coordination, head); },
+       .create = [&others](const engine::HeadConfig& config) { return ReplaceAtOthers(others, config); },
+       .drop = [&others](const std::string& name) { return DropHeadAtOthers(others, name); }});
+  if (absl::Status lost = coordination->meeting->lost(); !lost.ok()) return lost;
+  if (!went.ok()) {
+    return absl::Status(went.status().code(),
+                        absl::StrCat("the replicas are not alike, and could not go back to their newest "
+                                     "checkpoints: ",
+                                     went.status().message()));
+  }
+  for (const engine::CheckpointInfo& head : went->restored) {
+    Log(LogLevel::kWarning, "a head went back to its newest checkpoint, since its replicas were not alike",
+        {{"head", head.head},
+         {"checkpoint", head.tag},
+         {"generation", head.generation},
+         {"optimizer_steps", head.optimizer_steps}});
+  }
+  for (const std::string& head : went->gone) {
+    Log(LogLevel::kError,
+        "a head is gone: its replicas were not alike, and it has no checkpoint (--checkpoint_dir and "
+        "--checkpoint_steps of replica 0 keep one)",
+        {{"head", head}});
+  }
+  group::v1::ReplicaCommand whole;
+  whole.mutable_whole()->set_history(agreement.history);
+  return others.Ask("SetIsWhole", whole);
 }
 
 void MeetingReplica::TellAgreeing(GroupLeader& leader, absl::Time since) {
@@ -501,23 +499,16 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
   const Interruptible interruptible(*meeting, [&member] { (*member)->Leave(); });
   if (stopping()) return absl::CancelledError("this replica leaves");  // who interrupts may have come before
   std::shared_ptr<const engine::ReplicaCommunicators> replicas;
-  absl::StatusOr<Settling> settled = Agree((*member)->rendezvous(), *meeting, &replicas);
-  if (!settled.ok()) return settled.status();
-  settled->Finish(*engine_);
-  TellSettled();
-  if (absl::Status all = AllGather((*member)->rendezvous(), "finished", nullptr); !all.ok()) return all;
-  {
-    const engine::MutexLock lock(mutex_);
-    to_coordinator_ =
-        CoordinatorCalls{.channel = (*member)->channel(),
-                         .identify = [credentials = options_.credentials](
-                                         grpc::ClientContext* context) { ShowToken(credentials, context); },
-                         .epoch = std::make_shared<EpochCalls>()};
-  }
-  Tell(absl::OkStatus());
+  const absl::StatusOr<engine::Agreement> agreement = Agree((*member)->rendezvous(), *meeting, &replicas);
+  if (!agreement.ok()) return agreement.status();
+  const CoordinatorCalls calls{
+      .channel = (*member)->channel(),
+      .identify = [credentials = options_.credentials](
+                      grpc::ClientContext* context) { ShowToken(credentials, context); },
+      .epoch = std::make_shared<EpochCalls>()};
   absl::Status ended = (*member)->Answer(
-      [this, &replicas, &meeting](const std::string& command, GroupMember::Reply reply) {
-        Take(command, std::move(reply), replicas, meeting);
+      [this, &replicas, &meeting, &calls](const std::string& command, GroupMember::Reply reply) {
+        Take(command, std::move(reply), replicas, meeting, calls);
       },
       [this] { return stopping(); });
   {
@@ -531,46 +522,64 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
   return ended;
 }
 
-absl::StatusOr<Settling> MeetingReplica::Agree(
+engine::MetReplica MeetingReplica::Describe() const {
+  engine::MetReplica own{.history = history(), .heads = {}};
+  for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
+    own.heads[head->config().name] = {FingerprintOf(head->config()), head->MeetPart()};
+  }
+  return own;
+}
+
+absl::StatusOr<engine::Agreement> MeetingReplica::Agree(
     Rendezvous& rendezvous, Meeting& meeting, std::shared_ptr<const engine::ReplicaCommunicators>* replicas) {
-  group::v1::ReplicaHello own = HelloOf(*engine_, unfilled_);
-  own.set_history(history_);
-  own.set_heard_history(heard_history_);
+  group::v1::ReplicaHello own;
+  ToProto(Describe(), &own);
   own.set_new_history(RandomHistory());
   std::vector<std::string> said;
   agreeing_ = "what there is";
   if (absl::Status heard = AllGather(rendezvous, own.SerializeAsString(), &said); !heard.ok()) return heard;
-  std::vector<group::v1::ReplicaHello> hellos(said.size());
-  for (size_t i = 0; i < said.size(); ++i) {
-    if (!hellos[i].ParseFromString(said[i])) return absl::InternalError("a hello cannot be read");
+  std::vector<engine::MetReplica> all;
+  uint64_t new_history = 0;
+  for (const std::string& one : said) {
+    group::v1::ReplicaHello hello;
+    if (!hello.ParseFromString(one)) return absl::InternalError("a hello cannot be read");
+    if (all.empty()) new_history = hello.new_history();
+    all.push_back(ToEngine(hello));
   }
-  const absl::StatusOr<uint64_t> history = HistoryOf(hellos);
-  if (!history.ok()) return history.status();
-  const std::vector<bool> empty = EmptyOnes(hellos, *history);
-  // Who is empty stays so until it has settled: it may be left half filled.
-  if (!empty[static_cast<size_t>(options_.place.replica)]) heard_history_ = *history;
-  absl::StatusOr<Settling> settling = Settling::Decide(*engine_, options_.place, hellos, empty);
-  if (!settling.ok()) return settling;
+  engine::Agreement agreement = engine::Agree(all, new_history);
+  if (!agreement.go_back.empty()) engine_->replicas().NoteReturn();
+  GoOnOrAbandon(agreement);
   agreeing_ = "how to be reached";
   absl::StatusOr<std::shared_ptr<engine::ReplicaConnection>> connection =
       engine_->device().ConnectReplicas(NetworkOf(options_), rendezvous);
-  // Without its device it would try for ever: it is to be started again, and filled.
+  // Without its device it would try for ever: it is to be started again.
   if (absl::IsInternal(connection.status())) engine_->OnDeviceFailure(connection.status());
   if (!connection.ok()) return connection.status();
   if (absl::Status lost = meeting.Take(*connection); !lost.ok()) return lost;
   *replicas = CommunicatorsOf(*std::move(connection));
-  agreeing_ = "that all is settled";
-  if (absl::Status done = settling->Do(*replicas); !done.ok()) return done;
-  if (absl::Status all = AllGather(rendezvous, "settled", nullptr); !all.ok()) return all;
-  if (empty[static_cast<size_t>(options_.place.replica)]) engine_->replicas().NoteRefill();
-  agreed_history_ = *history;
-  unfilled_ = settling->unfilled();
-  return settling;
+  return agreement;
 }
 
-engine::EndingReplicas MeetingReplica::ReplicasOf(const Coordination& coordination,
-                                                  const engine::Head& head) const {
-  engine::EndingReplicas replicas{
+void MeetingReplica::GoOnOrAbandon(const engine::Agreement& agreement) {
+  for (const std::string& name : agreement.alike) {
+    const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(name);
+    if (!head.ok()) continue;
+    (*head)->GoOnPart(engine::ReplicaLost("a replica was lost meanwhile; ask again"));
+    // The coordinator's own are its calls'.
+    if (!options_.place.coordinates()) (*head)->CancelDeletion();
+  }
+  for (const std::string& name : agreement.go_back) {
+    const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(name);
+    if (!head.ok()) continue;
+    (*head)->AbandonPart(engine::ReplicaLost(
+        "a replica was lost meanwhile, and the head goes back to its newest checkpoint; ask again"));
+    if (!options_.place.coordinates()) (*head)->CancelDeletion();
+  }
+}
+
+engine::JointReplicas MeetingReplica::ReplicasOf(const Coordination& coordination,
+                                                 const engine::Head& head) const {
+  engine::JointReplicas replicas{
       .own = coordination.own,
       .others = {},
       .epoch = coordination.epoch,
@@ -583,10 +592,11 @@ engine::EndingReplicas MeetingReplica::ReplicasOf(const Coordination& coordinati
 }
 
 void MeetingReplica::EndTogether(std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
-  const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
-  if (!coordination.ok()) return head->GiveUpEnding(coordination.status(), end);
-  engine::EndingReplicas replicas = ReplicasOf(**coordination, *head);
-  EndWindow(std::move(head), std::move(end), std::move(replicas));
+  work_->Run([this, head = std::move(head), end = std::move(end)] {
+    const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
+    if (!coordination.ok()) return head->GiveUpEnding(coordination.status(), end);
+    EndWindow(head, end, ReplicasOf(**coordination, *head));
+  });
 }
 
 absl::StatusOr<std::shared_ptr<engine::ReplicaPart>> MeetingReplica::FindPart(const engine::Head& head,
@@ -598,7 +608,7 @@ absl::StatusOr<std::shared_ptr<engine::ReplicaPart>> MeetingReplica::FindPart(co
 
 void MeetingReplica::Take(const std::string& command, GroupMember::Reply reply,
                           const std::shared_ptr<const engine::ReplicaCommunicators>& replicas,
-                          const std::shared_ptr<Meeting>& meeting) {
+                          const std::shared_ptr<Meeting>& meeting, const CoordinatorCalls& calls) {
   auto parsed = std::make_shared<group::v1::ReplicaCommand>();
   if (!parsed->ParseFromString(command)) return reply(absl::InternalError("a command cannot be read"));
   if (IsHeadCommand(*parsed)) {
@@ -607,6 +617,9 @@ void MeetingReplica::Take(const std::string& command, GroupMember::Reply reply,
     about_sessions_->Run([this, parsed, reply = std::move(reply)] { reply(sessions_.Do(*parsed)); });
   } else if (parsed->has_drains()) {
     HearOfDrain(parsed->drains(), std::move(reply));
+  } else if (parsed->has_whole()) {
+    HearOfWhole(parsed->whole().history(), calls);
+    reply("");
   } else {
     DoPart(*engine_, replicas, *parsed, std::move(reply),
            [meeting](const absl::Status& why) { meeting->Lose(why); });
@@ -622,15 +635,23 @@ void MeetingReplica::AwaitQuiet() {
   engine_->AwaitExchanges();
 }
 
-void MeetingReplica::TellSettled() {
-  history_ = heard_history_ = agreed_history_;
-  engine_->replicas().NoteMeeting(history_);
+void MeetingReplica::TellSettled(uint64_t history) {
+  engine_->replicas().NoteMeeting(history);
   const engine::MutexLock lock(mutex_);
-  settled_history_ = history_;
+  settled_history_ = history;
   changed_.NotifyAll();
 }
 
-bool MeetingReplica::AwaitFirstMeeting(const std::function<bool()>& told_to_end) {
+void MeetingReplica::HearOfWhole(uint64_t history, CoordinatorCalls calls) {
+  TellSettled(history);
+  {
+    const engine::MutexLock lock(mutex_);
+    to_coordinator_ = std::move(calls);
+  }
+  Tell(absl::OkStatus());
+}
+
+bool MeetingReplica::AwaitMeeting(const std::function<bool()>& told_to_end) {
   while (!told_to_end()) {
     const auto deadline = DeadlineAfter(kLookAgain);
     const engine::MutexLock lock(mutex_);
@@ -745,7 +766,6 @@ void MeetingReplica::PublishTogether(std::shared_ptr<engine::Head> head,
   work_->Run([this, head = std::move(head), write = std::move(write)] { Publish(head, write); });
 }
 
-// Once all have prepared it, what a loss leaves is settled in the next epoch.
 void MeetingReplica::Publish(const std::shared_ptr<engine::Head>& head,
                              const std::shared_ptr<engine::StagedWrite>& write) {
   const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
@@ -757,38 +777,18 @@ void MeetingReplica::Publish(const std::shared_ptr<engine::Head>& head,
     return head->DropPrepared(done);
   }
   if (done.ok()) done = PublishAtOthers(others, *head, *write);
-  // Some may have published it, and some not: all meet again, and settle it.
-  if (!done.ok()) (*coordination)->meeting->Lose(absl::UnavailableError(done.message()));
-  const auto nobody = [](const absl::StatusOr<uint64_t>&) {};
-  const bool published = done.ok() && (*coordination)->epoch->Finish([&] { head->PublishPrepared(nobody); });
-  if (!published) {
-    head->TellCommitting(
-        absl::UnavailableError(absl::StrCat("a replica was lost while the weights of head ",
-                                            head->config().name, " were published; commit them again")));
-  }
+  if (done.ok()) return head->PublishPrepared([](const absl::StatusOr<uint64_t>&) {});
+  // Some may have published it, and some not: all meet again.
+  (*coordination)->meeting->Lose(absl::UnavailableError(done.message()));
+  head->TellCommitting(
+      absl::UnavailableError(absl::StrCat("a replica was lost while the weights of head ",
+                                          head->config().name, " were published; commit them again")));
 }
 
-absl::StatusOr<engine::CheckpointReplicas> MeetingReplica::FindReplicas(const engine::Head& head,
-                                                                        absl::Duration timeout) {
-  {
-    const auto deadline = DeadlineAfter(timeout);
-    const engine::MutexLock lock(mutex_);
-    while (coordination_ == nullptr && !stopping_ &&
-           changed_.WaitUntil(mutex_, deadline) != std::cv_status::timeout) {
-    }
-  }
+absl::StatusOr<engine::JointReplicas> MeetingReplica::FindReplicas(const engine::Head& head) {
   const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
   if (!coordination.ok()) return coordination.status();
-  engine::CheckpointReplicas replicas{
-      .own = (*coordination)->own,
-      .others = {},
-      .epoch = (*coordination)->epoch,
-      .on_broken = [meeting = (*coordination)->meeting](const absl::Status& why) { meeting->Lose(why); }};
-  for (int32_t replica = 1; replica < options_.place.replicas; ++replica) {
-    replicas.others.push_back(
-        std::make_shared<RemotePart>((*coordination)->questions, replica, head.config()));
-  }
-  return replicas;
+  return ReplicasOf(**coordination, head);
 }
 
 }  // namespace

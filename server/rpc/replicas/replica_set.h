@@ -16,7 +16,7 @@
 #include "absl/time/time.h"
 #include "server/engine/common/replica_place.h"
 #include "server/engine/engine.h"
-#include "server/engine/replicas/joint_checkpoint.h"
+#include "server/engine/replicas/joint_replicas.h"
 #include "server/rpc/group/group_credentials.h"
 #include "server/rpc/group/group_identity.h"
 #include "server/rpc/replicas/passed_calls.h"
@@ -47,8 +47,8 @@ class ReplicaSet {
   // Begins to look for the others. Once; the engine has this place, and outlives the set.
   virtual void Meet(engine::Engine* engine) = 0;
 
-  // EngineOptions::end_together. UNAVAILABLE, naming who is missing, for who waits at the head if not all
-  // replicas are there.
+  // EngineOptions::end_together; windows end one after the other. UNAVAILABLE, naming who is missing, for who
+  // waits at the head if not all replicas are there.
   virtual void EndTogether(std::shared_ptr<engine::Head> head, engine::WindowEnd end) = 0;
 
   // EngineOptions'. A write is prepared here, and waits until it is published at all or given up.
@@ -69,15 +69,14 @@ class ReplicaSet {
   virtual SessionRouter& sessions() = 0;
 
   virtual const engine::ReplicaPlace& place() const = 0;
-  // Waits until all have met once; false if `told_to_end` says so meanwhile.
-  virtual bool AwaitFirstMeeting(const std::function<bool()>& told_to_end) = 0;
+  // Waits until all are there and alike; false if `told_to_end` says so meanwhile.
+  virtual bool AwaitMeeting(const std::function<bool()>& told_to_end) = 0;
   // EngineOptions::find_part, at the coordinator: UNAVAILABLE, naming who is missing, if not all are there.
   virtual absl::StatusOr<std::shared_ptr<engine::ReplicaPart>> FindPart(const engine::Head& head,
                                                                         int32_t replica) = 0;
 
   // EngineOptions::find_replicas.
-  virtual absl::StatusOr<engine::CheckpointReplicas> FindReplicas(const engine::Head& head,
-                                                                  absl::Duration timeout) = 0;
+  virtual absl::StatusOr<engine::JointReplicas> FindReplicas(const engine::Head& head) = 0;
 
   // At the coordinator, when it begins to drain and is going to save: those that drain as well are to stay.
   virtual void TellDraining() = 0;

@@ -50,31 +50,6 @@ engine::EndsBy EndedBy(const group::v1::SealWindow& proto) {
   return ToEngine(proto.step());
 }
 
-void ToProto(const engine::FlushRecord& record, group::v1::FlushRecord* proto) {
-  proto->set_flush_id(record.flush_id);
-  proto->set_generation(record.generation);
-}
-
-engine::FlushRecord RecordOf(const group::v1::FlushRecord& proto) {
-  return {proto.flush_id(), proto.generation()};
-}
-
-engine::StepRecord ToRecord(const group::v1::HeadPart& proto) {
-  const v1::ApplyStepResponse& result = proto.last_result();
-  return {.generation = proto.last_step().generation(),
-          .marks = engine::Canonical(ToEngine(proto.last_step().marks())),
-          .request = ToEngine(proto.last_step()),
-          .result = {.generation = result.generation(),
-                     .weight_version = result.weight_version(),
-                     .step = result.step(),
-                     .skipped = result.skipped(),
-                     .stats = {.norm = result.norm(),
-                               .bias_norm = result.bias_norm(),
-                               .largest = proto.last_largest(),
-                               .non_finite = result.non_finite()},
-                     .window_tokens = result.window_tokens()}};
-}
-
 }  // namespace
 
 void ToProto(const std::string& head, const engine::WindowEnd& end, group::v1::SealWindow* proto) {
@@ -150,47 +125,35 @@ engine::PartRows ToEngine(const group::v1::HeldRows& proto) {
   return {.tensor = proto.tensor(), .rows = {proto.first_row(), proto.rows()}};
 }
 
-void ToProto(const engine::HeadConfig& config, const engine::PartState& part, group::v1::HeadPart* proto) {
-  ToProto(config, proto->mutable_config());
-  proto->set_generation(part.generation);
-  proto->set_phase(static_cast<int32_t>(part.phase));
-  if (part.end.has_value()) ToProto(config.name, *part.end, proto->mutable_end());
-  ToProto(part.step, proto->mutable_step());
-  const engine::StepRecord& last = part.last_step;
-  ToProto(config.name, last.generation, last.marks, last.request, proto->mutable_last_step());
-  ToProto(last.result, proto->mutable_last_result());
-  proto->set_last_largest(last.result.stats.largest);
-  proto->set_weight_version(part.weight_version);
-  proto->set_optimizer_steps(part.optimizer_steps);
-  proto->set_prepared_write(part.prepared_write);
-  proto->set_last_write(part.last_write);
-  if (part.flush.has_value()) ToProto(*part.flush, proto->mutable_flush());
-  ToProto(part.committed, proto->mutable_committed());
-  ToProto(part.aborted, proto->mutable_aborted());
-  proto->set_restoring(static_cast<int32_t>(part.restoring));
-  proto->set_restores(part.restores);
-  proto->set_leans(part.leans);
+void ToProto(const engine::MetReplica& replica, group::v1::ReplicaHello* proto) {
+  proto->set_history(replica.history);
+  for (const auto& [name, met] : replica.heads) {
+    group::v1::MetHead& head = *proto->add_heads();
+    const auto& [place, broken] = met.part;
+    const auto& [generation, weight_version, optimizer_steps, restores, flush_id] = place;
+    head.set_name(name);
+    head.set_fingerprint(met.fingerprint);
+    head.set_generation(generation);
+    head.set_weight_version(weight_version);
+    head.set_optimizer_steps(optimizer_steps);
+    head.set_restores(restores);
+    head.set_flush_id(flush_id);
+    head.set_broken(broken);
+  }
 }
 
-engine::PartState ToEngine(const group::v1::HeadPart& proto) {
-  engine::PartState part{.generation = proto.generation(),
-                         .phase = static_cast<engine::EndingPhase>(proto.phase()),
-                         .end = std::nullopt,
-                         .step = ToEngine(proto.step()),
-                         .flush = std::nullopt,
-                         .last_step = ToRecord(proto),
-                         .committed = RecordOf(proto.committed()),
-                         .aborted = RecordOf(proto.aborted()),
-                         .weight_version = proto.weight_version(),
-                         .optimizer_steps = proto.optimizer_steps(),
-                         .prepared_write = proto.prepared_write(),
-                         .last_write = proto.last_write(),
-                         .restoring = static_cast<engine::RestorePhase>(proto.restoring()),
-                         .restores = proto.restores(),
-                         .leans = proto.leans()};
-  if (proto.has_end()) part.end = ToEnd(proto.end());
-  if (proto.has_flush()) part.flush = ToEngine(proto.flush());
-  return part;
+engine::MetReplica ToEngine(const group::v1::ReplicaHello& proto) {
+  engine::MetReplica replica{.history = proto.history(), .heads = {}};
+  for (const group::v1::MetHead& head : proto.heads()) {
+    replica.heads[head.name()] = {.fingerprint = head.fingerprint(),
+                                  .part = {.place = {.generation = head.generation(),
+                                                     .weight_version = head.weight_version(),
+                                                     .optimizer_steps = head.optimizer_steps(),
+                                                     .restores = head.restores(),
+                                                     .flush_id = head.flush_id()},
+                                           .broken = head.broken()}};
+  }
+  return replica;
 }
 
 uint64_t FingerprintOf(const engine::HeadConfig& config) {

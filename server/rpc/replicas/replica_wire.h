@@ -12,6 +12,7 @@
 #include "server/engine/chunk/session_marks.h"
 #include "server/engine/head/parts/window_end.h"
 #include "server/engine/head/replica/part_rows.h"
+#include "server/engine/replicas/agreement.h"
 
 namespace lossd::rpc {
 
@@ -32,9 +33,8 @@ engine::FlushInfo ToEngine(const group::v1::FlushSealed& proto);
 void ToProto(const engine::PartRows& rows, group::v1::HeldRows* proto);
 engine::PartRows ToEngine(const group::v1::HeldRows& proto);
 
-void ToProto(const engine::HeadConfig& config, const engine::PartState& part, group::v1::HeadPart* proto);
-// Without the configuration.
-engine::PartState ToEngine(const group::v1::HeadPart& proto);
+void ToProto(const engine::MetReplica& replica, group::v1::ReplicaHello* proto);
+engine::MetReplica ToEngine(const group::v1::ReplicaHello& proto);
 
 // Equal for equal configurations, class weights included.
 uint64_t FingerprintOf(const engine::HeadConfig& config);

@@ -47,7 +47,7 @@ void AddReplicas(const engine::Engine& engine, v1::GetStatusResponse* response) 
   status.set_whole(report.whole.ok());
   status.set_why_not(report.WhyNot());
   status.set_epochs(report.epochs);
-  status.set_refills(report.refills);
+  status.set_returns(report.returns);
   for (const engine::ReplicaReport::Answers& answers : report.replicas) {
     const int32_t number = status.members_size();
     v1::ReplicaStatus& replica = *status.add_members();

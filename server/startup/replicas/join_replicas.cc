@@ -19,9 +19,7 @@ void TellEngine(rpc::ReplicaSet* set, engine::EngineOptions* engine) {
   engine->find_part = [set](const engine::Head& head, int32_t replica) {
     return set->FindPart(head, replica);
   };
-  engine->find_replicas = [set](const engine::Head& head, absl::Duration timeout) {
-    return set->FindReplicas(head, timeout);
-  };
+  engine->find_replicas = [set](const engine::Head& head) { return set->FindReplicas(head); };
   engine->publish_together = [set](std::shared_ptr<engine::Head> head,
                                    std::shared_ptr<engine::StagedWrite> write) {
     set->PublishTogether(std::move(head), std::move(write));

@@ -14,8 +14,9 @@ constexpr Metric kWhole{"lossd_replica_set_whole",
                         kGauge,
                         {"set", "replica"}};
 constexpr Metric kEpochs{"lossd_replica_epochs_total", "How often all replicas have met.", kCounter};
-constexpr Metric kRefills{"lossd_replica_refills_total",
-                          "How often this one came with nothing, and was filled by the others.", kCounter};
+constexpr Metric kReturns{
+    "lossd_replica_returns_total",
+    "How often heads went back to a checkpoint, or were gone, since the replicas were not alike.", kCounter};
 constexpr Metric kPhases{
     "lossd_replica_phase_seconds",
     "Time of this replica in each phase of the end of a window, from being asked until it answered.",
@@ -63,7 +64,7 @@ void CollectReplicas(const ReplicaReport& set, Exposition& out) {
   out.Begin(kWhole);
   out.Add({set.name, std::to_string(set.place.replica)}, set.whole.ok() ? 1 : 0);
   out.Only(kEpochs, set.epochs);
-  out.Only(kRefills, set.refills);
+  out.Only(kReturns, set.returns);
   out.Begin(kPhases);
   for (const ReplicaPhase phase : engine::kReplicaPhases) out.Add({Name(phase)}, set.phases[Index(phase)]);
   if (set.place.coordinates()) CollectAnswers(set, out);

@@ -148,7 +148,7 @@ Json ReplicasJson(const engine::ReplicaReport& set) {
   }
   return {{"name", set.name},        {"replica", set.place.replica}, {"replicas", set.place.replicas},
           {"whole", set.whole.ok()}, {"why_not", set.WhyNot()},      {"epochs", set.epochs},
-          {"refills", set.refills},  {"members", std::move(members)}};
+          {"returns", set.returns},  {"members", std::move(members)}};
 }
 
 Json MemoryJson(const ServerStatus& status) {

@@ -301,7 +301,7 @@ std::string Replicas(const engine::ReplicaReport& set) {
       set.whole.ok() ? Badge("all are there", "good") + " " : "",
       why_not.empty() ? "" : absl::StrCat(Badge("no window ends", "bad"), " ", Escape(why_not)),
       " <span class=\"soft\">this is ", set.place.replica, " of ", set.place.replicas, " · all have met ",
-      set.epochs, " times · filled by the others ", set.refills, " times</span></p>\n");
+      set.epochs, " times · went back to a checkpoint ", set.returns, " times</span></p>\n");
   if (set.replicas.empty()) return section;
   std::vector<Column> columns = {{"replica"}, {"sessions placed"}};
   static constexpr std::array kLate = {"late to seal", "late to sum", "late to step", "late to flush"};

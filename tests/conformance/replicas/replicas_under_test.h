@@ -4,6 +4,7 @@
 #define LOSSD_TESTS_CONFORMANCE_REPLICAS_REPLICAS_UNDER_TEST_H_
 
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -13,6 +14,9 @@
 #include "tests/conformance/device_under_test.h"
 
 namespace lossd::engine::testing {
+
+// Whether more numbers of replicas and ranks are tried than before a commit: LOSSD_MORE_REPLICAS is set.
+inline bool TriesMoreReplicas() { return std::getenv("LOSSD_MORE_REPLICAS") != nullptr; }
 
 // How a replica reaches the others, until its body returns.
 struct ReplicaConnections {
@@ -30,8 +34,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateReplica(const DeviceUnderTest& whi
 // the replicas.
 void RunReplicas(const DeviceUnderTest& which, const std::vector<Device*>& devices, const ReplicaBody& body);
 
-// Rows of 2048 columns of which a slice goes in several pieces, where there are three replicas. Two on GPUs
-// read what others have, in one.
+// Rows of 2048 columns of which a slice goes in several pieces, where there are two or three replicas.
 int64_t RowsOfSeveralPieces();
 
 }  // namespace lossd::engine::testing

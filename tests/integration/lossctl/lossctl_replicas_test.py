@@ -12,7 +12,7 @@ from waiting import wait_until
 LOSSD, LOSSCTL = sys.argv[1:3]
 del sys.argv[1:]
 
-KEYS = {"name", "replica", "replicas", "whole", "why_not", "epochs", "refills", "history", "members"}
+KEYS = {"name", "replica", "replicas", "whole", "why_not", "epochs", "returns", "history", "members"}
 
 
 def status(server, *flags):
@@ -37,7 +37,7 @@ class Replicas(unittest.TestCase):
                 for replica in (0, 1)])
             self.assertEqual(second["members"], [], "the coordinator alone sees all of them")
             text = status(servers[0])
-            self.assertRegex(text, r"(?m)^  replica      0 of 2 \(set s\), all are there; met 1 time, filled 0 times$")
+            self.assertRegex(text, r"(?m)^  replica      0 of 2 \(set s\), all are there; met 1 time, went back 0 times$")
             self.assertRegex(text, r"(?m)^REPLICA +SESSIONS PLACED +LATE TO SEAL +LATE TO SUM +LATE TO STEP +LATE TO FLUSH$")
             self.assertRegex(text, r"(?m)^ +1 +0 +0\.0 ms +0\.0 ms +0\.0 ms +0\.0 ms$")
             servers[1].stop()

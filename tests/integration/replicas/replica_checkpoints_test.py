@@ -14,7 +14,7 @@ from typing import Any
 
 from lossd.v1 import head_pb2
 
-from replica_client import Code, Server, Session, Trainer, again
+from replica_client import Code, Server, Session, Trainer, WentBack, again
 from replica_servers import ReplicaServers, until
 from replica_test_case import ADAMW, HIDDEN, RATE, TOKENS, VOCAB, TestCase, batch_of, code_of, parse, weights
 
@@ -55,7 +55,9 @@ class Pasts(Checkpoints):
             self.assertEqual(code, Code.ABORTED, details)
         servers[1].kill()
         servers.start()
-        again(save, reached[0], "a", history=history)  # which one that is lost does not change
+        self.assertEqual(code_of(again, save, reached[0], "b", history=history)[0], Code.ABORTED, "all went back")
+        history = again(reached[0].open_session, "h", "a").history
+        again(save, reached[0], "a", history=history)
         again(restore, reached[0], "a")
         self.assertEqual(code_of(save, reached[0], "b", history=history)[0], Code.ABORTED)
         now = again(reached[0].open_session, "h", "a").history
@@ -79,7 +81,9 @@ class Pasts(Checkpoints):
             code, details = code_of(again, save, reached[1 - lost], f"part-{lost}", **named)
             self.assertEqual(code, Code.ABORTED, details)
             self.assertNotIn(f"part-{lost}", self.tags(reached[0]))
-            Trainer(reached, "h", sessions).step(reached[0], RATE)  # what was lost is replayed
+            trainer = Trainer(reached, "h", sessions)
+            trainer.begin_again()
+            trainer.step(reached[0], RATE)  # of what was saved
         again(restore, reached[0], "whole-0")
         self.assertEqual(again(reached[1].get, "h").window_tokens, 2 * TOKENS)
 
@@ -120,15 +124,14 @@ class Drains(Checkpoints):
                 servers.start()
                 head = again(reached[1].get, "h")
                 self.assertEqual((head.generation, head.window_tokens), (2, 2 * TOKENS))
-                for session in sessions:
-                    session.find_again()
+                trainer.begin_again()
                 self.assertEqual([session.opened.session_id for session in sessions], ids)
                 self.assertEqual(trainer.step(reached[1], RATE).window_tokens, 2 * TOKENS)
                 for server in reached:
                     self.assert_close(server.read("h", HIDDEN), self.expected(), "weights")
                 servers.kill()
 
-    def test_one_of_the_coordinator_alone_costs_its_part_of_the_window_and_is_not_restored(self) -> None:
+    def test_one_of_the_coordinator_alone_is_what_all_go_back_to(self) -> None:
         servers = self.start_kept(2, "--restore")
         reached = self.reach(servers)
         sessions = self.begin(reached)
@@ -136,25 +139,31 @@ class Drains(Checkpoints):
         self.drain(servers, [0])
         self.assertIn(self.SAVED, servers[0].log())
         servers.start()
-        self.assertIn("the other replicas have gone on", servers[0].log())
+        self.assertIn("went back to its newest checkpoint", servers[0].log())
         trainer = Trainer(reached, "h", sessions)
+        trainer.begin_again()
         trainer.step(reached[0], RATE)
-        self.assertEqual([session.lost for session in sessions], [1 - session.replica for session in sessions])
+        self.assertEqual([session.went_back for session in sessions], [1, 1])
         self.half_a_window(reached, sessions, 1)
         trainer.step(reached[0], RATE)
         self.assert_close(reached[1].read("h", HIDDEN), self.expected(), "weights")
 
-    def test_one_of_another_replica_alone_saves_nothing_and_the_others_go_on(self) -> None:
+    def test_one_of_another_replica_alone_saves_nothing_and_all_go_back(self) -> None:
         servers = self.start_kept()
         reached = self.reach(servers)
         sessions = self.begin(reached)
+        save(reached[0], "begun")
         self.half_a_window(reached, sessions, 0)
         self.drain(servers, [1])
         self.assertIn("was not flushed", servers[1].log())
         servers.start()
-        Trainer(reached, "h", sessions).step(reached[0], RATE)
-        self.assertEqual([session.lost for session in sessions], [session.replica for session in sessions])
-        self.assertEqual(self.tags(reached[0]), [])
+        trainer = Trainer(reached, "h", sessions)
+        with self.assertRaises(WentBack):
+            trainer.step(reached[0], RATE)
+        self.assertEqual(trainer.begin_again(), 0)
+        self.half_a_window(reached, sessions, 0)
+        trainer.step(reached[0], RATE)
+        self.assertEqual(self.tags(reached[0]), ["begun"])
 
     def test_one_of_the_coordinator_without_another_says_that_nothing_is_saved(self) -> None:
         servers = self.start_kept(3)

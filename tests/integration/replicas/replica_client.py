@@ -25,7 +25,11 @@ Batch = tuple[np.ndarray, np.ndarray]  # hidden states [N, H] fp32, labels [N]
 
 
 class SessionLost(Exception):
-    """The server that had it is another one."""
+    """Its place is another session's."""
+
+
+class WentBack(Exception):
+    """All replicas went back to a checkpoint."""
 
 
 def again(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -131,8 +135,7 @@ class Session:
 
     def __init__(self, servers: Sequence[Server], head: str, key: str) -> None:
         self._servers, self.head, self.key = servers, head, key
-        self.batches: list[Batch] = []  # in the window
-        self.lost = 0  # how often the server that had it was
+        self.went_back = 0  # how often the head was put back to a checkpoint
         self._lane: Server | None = None
         self._take(again(self._ask))
 
@@ -167,13 +170,7 @@ class Session:
 
     def compute(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Losses and dX. The batch is in the window then, once."""
-        while True:
-            try:
-                answer = again(self._send, batch)
-                break
-            except SessionLost:
-                self.find_again()
-        self.batches.append(batch)
+        answer = again(self._send, batch)
         hidden = batch[0].shape[1]
         return np.frombuffer(answer.losses, np.float32), np.frombuffer(answer.dx, np.float32).reshape(-1, hidden)
 
@@ -201,29 +198,22 @@ class Session:
         return result
 
     def _look_again(self) -> None:
-        """SessionLost if there is another in its place."""
+        """SessionLost if there is another in its place; WentBack if it is one of a checkpoint."""
         opened = self._ask()
+        if opened.restores != self.opened.restores:
+            raise WentBack
         if opened.session_id != self.opened.session_id:
             raise SessionLost
         self.opened.generation = opened.generation
 
-    def find_again(self) -> None:
-        """After its server was lost: a new session, with all again that the window has lost with it."""
+    def begin_again(self) -> None:
+        """After WentBack: as the checkpoint has it."""
         before = self.opened
         self._take(again(self._ask))
-        self.lost += self.opened.session_id != before.session_id
-        batches, self.batches = self.batches, []
-        if self.opened.session_id == before.session_id:
-            self.batches = batches
-        elif self.opened.generation == before.generation:
-            for batch in batches:  # the window is the same, and what this session had added to it is not in it
-                self.compute(batch)
-        elif self.opened.generation != before.generation + 1:
-            raise AssertionError(f"window {before.generation} was lost; it is {self.opened.generation} now")
+        self.went_back += self.opened.restores != before.restores
 
     def begin_window(self, generation: int) -> None:
         self.opened.generation = generation
-        self.batches = []
 
 
 class Trainer:
@@ -231,31 +221,29 @@ class Trainer:
 
     def __init__(self, servers: Sequence[Server], head: str, sessions: Sequence[Session]) -> None:
         self._servers, self.head, self.sessions = servers, head, sessions
-        self.refused = 0  # steps that named a session which was lost
 
     def step(self, server: Server, rate: float) -> Any:
-        """One step, exactly once: also if a replica is lost meanwhile, whose sessions then replay what they had in the window."""
+        """One step, exactly once; WentBack if all replicas went back to a checkpoint, which has it or not."""
         generation = self.sessions[0].opened.generation
-        while True:
-            request = gradient_pb2.ApplyStepRequest(head=self.head, generation=generation, learning_rate=rate,
-                                                    marks=[session.marks() for session in self.sessions])
-            try:
-                stepped = again(server.gradients.ApplyStep, request)
-            except grpc.RpcError as error:
-                if error.code() not in OTHER_MARKS:
-                    raise
-                self.refused += 1
-                self._find_again(error)
-                continue
-            if stepped.generation != generation + 1:
-                raise AssertionError(f"a step of window {generation} has begun window {stepped.generation}")
-            for session in self.sessions:
-                session.begin_window(stepped.generation)
-            return stepped
-
-    def _find_again(self, error: grpc.RpcError) -> None:
-        ids = [session.opened.session_id for session in self.sessions]
+        request = gradient_pb2.ApplyStepRequest(head=self.head, generation=generation, learning_rate=rate,
+                                                marks=[session.marks() for session in self.sessions])
+        try:
+            stepped = again(server.gradients.ApplyStep, request)
+        except grpc.RpcError as error:
+            if error.code() not in OTHER_MARKS:
+                raise
+            restores = again(self._servers[0].open_session, self.head, self.sessions[0].key).restores
+            if restores == self.sessions[0].opened.restores:
+                raise AssertionError(f"a step was refused though nothing went back: {error.code()}: {error.details()}") from error
+            raise WentBack from error
+        if stepped.generation != generation + 1:
+            raise AssertionError(f"a step of window {generation} has begun window {stepped.generation}")
         for session in self.sessions:
-            session.find_again()
-        if ids == [session.opened.session_id for session in self.sessions]:
-            raise AssertionError(f"a step was refused though no session was lost: {error.code()}: {error.details()}") from error
+            session.begin_window(stepped.generation)
+        return stepped
+
+    def begin_again(self) -> int:
+        """After WentBack: how many steps the weights have."""
+        for session in self.sessions:
+            session.begin_again()
+        return int(again(self._servers[0].get, self.head).optimizer_steps)

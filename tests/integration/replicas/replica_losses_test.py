@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Servers that hold replicas of the same heads, of which one is killed: the others' windows, the weights and the optimizer stay,
-and its own sessions are told what they have lost.
+"""Servers that hold replicas of the same heads, of which one is killed: all of them go back to the newest checkpoint, and a trainer
+that goes on from there comes to the weights of one server that was never killed.
 
 usage: replica_losses_test.py LOSSD [--devices=NAMES]
 
@@ -14,8 +14,9 @@ import time
 import unittest
 
 import numpy as np
+from lossd.v1 import head_pb2
 
-from replica_client import Code, Trainer, again
+from replica_client import Code, Trainer, WentBack, again
 from replica_servers import until
 from replica_test_case import ADAMW, HIDDEN, RATE, TOKENS, VOCAB, TestCase, apply_step, batch_of, code_of, parse, weights
 
@@ -26,7 +27,7 @@ class Losses(TestCase):
     STEPS = 40
 
     def kills(self, number: int, replicas: int = 2, keys: str = "ab") -> None:
-        servers = self.start(replicas, "--replica_timeout=2s")
+        servers = self.start(replicas, "--replica_timeout=2s", *self.saves(1))
         rng = random.Random(number)
         kills, threads = [], list[threading.Thread]()
 
@@ -54,11 +55,13 @@ class Losses(TestCase):
         self.assert_close(losses, expected_losses, "losses")
         self.assert_close(final, expected_final, "weights")
         np.testing.assert_array_equal(reached[0].read("h", HIDDEN), reached[-1].read("h", HIDDEN))
-        survivors = [session for session in sessions if not session.lost]
-        self.assertLess(len(survivors), len(sessions), "no session was lost: that was no test of it")
-        self.assertTrue(survivors, "a session was lost that no killed server had")
+        for session in sessions:
+            self.assertEqual(session.went_back, len(kills), "each loss is one of all")
 
-    def test_one_that_is_killed_costs_its_own_window_alone(self) -> None:
+    def saves(self, steps: int) -> tuple[str, ...]:
+        return f"--checkpoint_dir={self.folder / 'checkpoints'}", f"--checkpoint_steps={steps}", "--restore"
+
+    def test_one_that_is_killed_has_all_go_back(self) -> None:
         self.kills(1)
 
     def test_so_does_the_coordinator(self) -> None:
@@ -68,10 +71,11 @@ class Losses(TestCase):
         self.kills(2, 3, "abc")
 
     def test_without_one_there_are_losses_and_logits_and_no_window_ends(self) -> None:
-        servers = self.start(2, "--replica_timeout=2s")
+        servers = self.start(2, "--replica_timeout=2s", *self.saves(0))
         reached = self.reach(servers)
         reached[0].create("h", VOCAB, HIDDEN, optimizer=ADAMW)
         reached[0].write("h", weights())
+        reached[0].heads.SaveCheckpoint(head_pb2.SaveCheckpointRequest(head="h", tag="written"))
         sessions = self.open(reached)
         for client, session in enumerate(sessions):
             session.compute(batch_of(0, client))
@@ -94,22 +98,30 @@ class Losses(TestCase):
             hidden, _ = batch_of(0, 0)
             self.assertEqual(len(left.logits("h", hidden)), TOKENS)
             servers.start()
-            Trainer(reached, "h", sessions).step(left, RATE)
+            trainer = Trainer(reached, "h", sessions)
+            with self.assertRaises(WentBack):
+                trainer.step(left, RATE)
+            self.assertEqual(trainer.begin_again(), 0)
             for client, session in enumerate(sessions):
                 session.compute(batch_of(3, client))
+            trainer.step(left, RATE)
+            for client, session in enumerate(sessions):
+                session.compute(batch_of(4, client))
         np.testing.assert_array_equal(again(reached[0].read, "h", HIDDEN), again(reached[1].read, "h", HIDDEN))
 
-    def test_heads_come_back_to_one_that_was_killed_also_those_that_it_never_saw(self) -> None:
-        servers = self.start(2, "--replica_timeout=2s")
+    def test_heads_come_back_to_one_that_was_killed_but_those_without_a_checkpoint(self) -> None:
+        servers = self.start(2, "--replica_timeout=2s", *self.saves(1))
         reached = self.reach(servers)
         reached[0].create("h", VOCAB, HIDDEN, optimizer=ADAMW)
         reached[1].write("h", weights())
+        reached[0].heads.SaveCheckpoint(head_pb2.SaveCheckpointRequest(head="h", tag="written"))
+        reached[0].create("unsaved", VOCAB, HIDDEN, optimizer=ADAMW)
         for number in (0, 1):
             servers[number].kill()
             servers[number].begin()
             servers[number].await_serving()
             for server in reached:
-                self.assertEqual(again(server.names), ["h"])
+                until(lambda server=server: again(server.names) == ["h"])
                 np.testing.assert_array_equal(again(server.read, "h", HIDDEN), weights())
 
 

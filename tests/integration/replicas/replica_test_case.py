@@ -15,7 +15,7 @@ import numpy as np
 from lossd.v1 import gradient_pb2, head_pb2
 from lossd_server import LossdServer
 
-from replica_client import Batch, Code, Server, Session, Trainer, again
+from replica_client import Batch, Code, Server, Session, Trainer, WentBack, again
 from replica_servers import ReplicaServers
 
 FLAGS = ("--workspace_bytes=16M", "--drain_timeout=10m")
@@ -83,21 +83,29 @@ class TestCase(unittest.TestCase):
 
     def trained(self, servers: list[Server], steps: int, keys: str = "ab",
                 before: Callable[[int, Trainer], None] = lambda step, trainer: None) -> tuple[np.ndarray, np.ndarray, list[Session]]:
-        """Losses of all batches, and the weights in the end; steps are asked of one server after the other. `before`: each."""
+        """Losses of all batches, and the weights in the end; steps are asked of one server after the other. `before`: each step, once.
+        Where all go back to a checkpoint the steps after it are made again."""
         servers[-1].create("h", VOCAB, HIDDEN, optimizer=ADAMW)
         servers[0].write("h", weights())
         sessions = self.open(servers, keys)
         trainer = Trainer(servers, "h", sessions)
-        losses = []
-        for step in range(steps):
-            before(step, trainer)
-            for client, session in enumerate(sessions):
-                result, dx = session.compute(batch_of(step, client))
-                self.assertTrue(dx.any())
-                losses.append(result)
-            stepped = trainer.step(servers[step % len(servers)], RATE)
-            self.assertEqual((stepped.window_tokens, stepped.step), (len(keys) * TOKENS, step + 1))
-        return np.concatenate(losses), again(servers[0].read, "h", HIDDEN), sessions
+        losses: dict[tuple[int, int], np.ndarray] = {}
+        step, seen = 0, -1
+        while step < steps:
+            if step > seen:
+                before(step, trainer)
+            seen = max(seen, step)
+            try:
+                for client, session in enumerate(sessions):
+                    losses[step, client], dx = session.compute(batch_of(step, client))
+                    self.assertTrue(dx.any())
+                stepped = trainer.step(servers[step % len(servers)], RATE)
+            except WentBack:
+                step = trainer.begin_again()
+                continue
+            step += 1
+            self.assertEqual((stepped.window_tokens, stepped.step), (len(keys) * TOKENS, step))
+        return np.concatenate([losses[place] for place in sorted(losses)]), again(servers[0].read, "h", HIDDEN), sessions
 
     def trained_by_one(self, steps: int, keys: str = "ab") -> tuple[np.ndarray, np.ndarray]:
         with LossdServer(self.options.lossd, "--device=cpu", *FLAGS) as one, contextlib.closing(Server(one.target)) as server:

@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 from pathlib import Path
 
@@ -44,13 +43,15 @@ class ReplicasTest(unittest.TestCase):
         open_ = contextlib.ExitStack()
         self.addCleanup(open_.close)
         folder = Path(open_.enter_context(tempfile.TemporaryDirectory()))
-        self.replicas = open_.enter_context(ReplicaServers(BINARY, folder, 2, f"--checkpoint_dir={folder}/checkpoints", *FLAGS))
+        self.replicas = open_.enter_context(ReplicaServers(BINARY, folder, 2, f"--checkpoint_dir={folder}/checkpoints",
+                                                          "--restore", *FLAGS))
         self.target = ",".join(self.replicas.targets)
         self.alone = open_.enter_context(LossdServer(BINARY, *FLAGS))
         self.expected = create(open_.enter_context(lossd.connect(self.alone.target)))
         self._clients = open_
         self.client = self.connect()
         self.head = create(self.client)
+        self.head.save_checkpoint("created")
 
     def connect(self, target=""):
         return self._clients.enter_context(lossd.connect(target or self.target))
@@ -64,6 +65,13 @@ class ReplicasTest(unittest.TestCase):
             places.append(self.replicas.targets.index(where))
         self.assertEqual(sorted(places), [0, 1])
         return dict(zip(places, opened, strict=True))
+
+    def open_again(self, sessions):
+        """After all went back to a checkpoint."""
+        for session in sessions.values():
+            with contextlib.suppress(lossd.LossdError):
+                session.close()
+        return self.sessions()
 
     def step_alone(self, *seeds):
         """What a step of these batches comes to at one server."""
@@ -110,26 +118,31 @@ class ReplicasTest(unittest.TestCase):
         self.assertEqual(client.status().incarnation, self.client.status().incarnation)
         sessions[0].compute(*batch(1))
         self.replicas.start()
-        head.step(LR, marks=self.head.marks())
-        self.step_alone(0, 1)
-        self.assert_weights()
+        with self.assertRaises(lossd.WindowLostError):
+            head.step(LR, marks=self.head.marks())
 
-    def test_what_a_killed_replica_had_is_computed_again_and_nothing_else(self):
-        sessions = self.sessions()
-        for replica, session in sessions.items():
-            session.compute(*batch(replica))
-        self.replicas[1].kill()
-        self.replicas.start()
-        with self.assertRaises(lossd.WindowLostError):
-            self.head.step(LR)
-        with self.assertRaises(lossd.WindowLostError):
-            sessions[1].compute(*batch(2))
-        again = self.head.open_session(client_key=sessions[1].client_key, lanes=2)
-        for seed in (1, 2):
-            again.compute(*batch(seed))
-        self.head.step(LR)
-        self.step_alone(0, 1, 2)
-        self.assert_weights()
+    def test_after_a_kill_all_sessions_are_told_and_computed_again(self):
+        for victim in (1, 0):
+            with self.subTest(victim=victim):
+                sessions = self.sessions()
+                for replica, session in sessions.items():
+                    session.compute(*batch(10 * victim + replica))
+                self.replicas[victim].kill()
+                self.replicas.start()
+                with self.assertRaises(lossd.WindowLostError):
+                    self.head.step(LR)
+                for session in sessions.values():
+                    with self.assertRaises(lossd.WindowLostError):
+                        session.compute(*batch(2))
+                sessions = self.open_again(sessions)
+                for replica, session in sessions.items():
+                    session.compute(*batch(10 * victim + replica))
+                self.head.step(LR)
+                self.head.save_checkpoint(f"without-{victim}")
+                self.step_alone(10 * victim, 10 * victim + 1)
+                self.assert_weights()
+                for session in sessions.values():
+                    session.close()
 
     def test_a_checkpoint_does_not_miss_unseen_what_a_killed_replica_had(self):
         sessions = self.sessions()
@@ -143,9 +156,9 @@ class ReplicasTest(unittest.TestCase):
         self.replicas.start()
         with self.assertRaises(lossd.WindowLostError):
             self.head.save_checkpoint("part", marks=marks)
-        self.assertEqual([checkpoint.tag for checkpoint in self.client.checkpoints("h")], ["whole"])
+        self.assertEqual([checkpoint.tag for checkpoint in self.client.checkpoints("h")], ["whole", "created"])
 
-    def test_a_replica_that_is_killed_between_two_windows_costs_nothing(self):
+    def test_a_replica_that_is_killed_behind_a_checkpoint_of_the_step_costs_nothing(self):
         for victim in (1, 0):
             with self.subTest(victim=victim):
                 sessions = self.sessions()
@@ -154,76 +167,14 @@ class ReplicasTest(unittest.TestCase):
                         session.compute(*batch(10 * victim + 2 * round_ + replica))
                     self.head.step(LR)
                     self.step_alone(10 * victim + 2 * round_, 10 * victim + 2 * round_ + 1)
+                    self.head.save_checkpoint(f"{victim}-{round_}")
                     if round_ == 0:
                         self.replicas[victim].kill()
                         self.replicas.start()
+                        sessions = self.open_again(sessions)
                 self.assert_weights()
                 for session in sessions.values():
                     session.close()
-
-    def test_training_goes_on_over_kills(self):
-        trainers, steps = 4, 6
-        barrier = threading.Barrier(trainers + 1)
-        marks, errors = [[] for _ in range(trainers)], []
-        lost = threading.Event()
-
-        def train(rank):
-            with lossd.connect(self.target) as client:
-                head = client.head("h")
-                session = head.open_session(client_key=f"rank-{rank}", rank=rank)
-                for step in range(steps):
-                    barrier.wait()
-                    replay = True
-                    while True:
-                        # Whoever is at the replica that is lost computes its part again; the others only look.
-                        try:
-                            session.compute(*batch(100 + trainers * step + rank),
-                                            mode="gradients" if replay else "loss", dx=False)
-                        except lossd.WindowLostError:
-                            session, replay = head.open_session(client_key=f"rank-{rank}", rank=rank), True
-                            continue
-                        marks[rank] = head.marks()
-                        barrier.wait()
-                        if rank == 0:
-                            lost.clear()
-                            try:
-                                head.step(LR, marks=[mark for own in marks for mark in own])
-                            except lossd.WindowLostError:
-                                lost.set()
-                        barrier.wait()
-                        if not lost.is_set():
-                            break
-                        replay = False
-
-        def guarded(rank):
-            try:
-                train(rank)
-            except BaseException as error:
-                errors.append(error)
-                barrier.abort()
-
-        threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(trainers)]
-        for thread in threads:
-            thread.start()
-        with contextlib.suppress(threading.BrokenBarrierError):
-            for step in range(steps):
-                barrier.wait()
-                if step in (1, 3):  # while they compute
-                    self.replicas[step // 2].kill()
-                    self.replicas.start()
-                while True:
-                    barrier.wait()
-                    barrier.wait()
-                    if not lost.is_set():
-                        break
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        for step in range(steps):
-            self.step_alone(*range(100 + trainers * step, 100 + trainers * (step + 1)))
-        self.assertEqual(self.head.info().optimizer_steps, steps)
-        self.assert_weights()
 
     def test_a_tool_asks_whichever_answers(self):
         self.replicas[0].kill()

@@ -28,34 +28,17 @@ TEST(SliceLayout, SlicesAndTheirPiecesCoverEveryRowOnceInOrder) {
   }
 }
 
-TEST(SliceLayout, ASliceIsSteppedByItsOwnerAndTheNextReplica) {
-  const SliceLayout layout(100, 3);
-  EXPECT_EQ(layout.MirrorOf(2), 0);
-  EXPECT_EQ(layout.MirroredBy(0), 2);
-  for (int32_t slice = 0; slice < 3; ++slice) {
-    EXPECT_EQ(layout.MirroredBy(layout.MirrorOf(slice)), slice);
-    EXPECT_TRUE(layout.Steps(slice, slice));
-    EXPECT_TRUE(layout.Steps(layout.MirrorOf(slice), slice));
-    EXPECT_FALSE(layout.Steps(layout.MirroredBy(slice), slice));
-  }
-  EXPECT_FALSE(SliceLayout(100, 1).HasMirrors());
-}
-
-TEST(SteppedRows, LieOneAfterTheOtherOwnOnesFirst) {
-  const SteppedRows last(SliceLayout(10, 3), 2);  // rows 6 to 10, and 3 to 6 of replica 1
-  EXPECT_EQ(last.own(), (RowSpan{6, 4}));
-  EXPECT_EQ(last.mirrored(), (RowSpan{3, 3}));
-  EXPECT_EQ(last.PlaceOf(6), 0);
-  EXPECT_EQ(last.PlaceOf(3), 4);
-  EXPECT_EQ(last.count(), 7);
-  const auto parts = last.PartsOf({5, 3});
-  EXPECT_EQ(parts[0].rows, (RowSpan{6, 2}));
-  EXPECT_EQ(parts[0].place, 0);
-  EXPECT_EQ(parts[1].rows, (RowSpan{5, 1}));
-  EXPECT_EQ(parts[1].place, 6);
-  EXPECT_TRUE(last.HasAll({3, 7}));
-  EXPECT_FALSE(last.HasAll({2, 2}));
-  EXPECT_TRUE(SteppedRows(SliceLayout(10, 1), 0).HasAll({0, 10}));
+TEST(RowSpan, HasAndSharesRows) {
+  const RowSpan rows{6, 4};
+  EXPECT_TRUE(rows.Has({6, 4}));
+  EXPECT_TRUE(rows.Has({8, 2}));
+  EXPECT_TRUE(rows.Has({0, 0}));
+  EXPECT_FALSE(rows.Has({5, 2}));
+  EXPECT_FALSE(rows.Has({9, 2}));
+  EXPECT_EQ(rows.Common({5, 3}), (RowSpan{6, 2}));
+  EXPECT_EQ(rows.Common({8, 9}), (RowSpan{8, 2}));
+  EXPECT_EQ(rows.Common({0, 3}).count, 0);
+  EXPECT_EQ(rows.Common({10, 3}).count, 0);
 }
 
 // A vocabulary may be as large as memory: row numbers times replicas stay within 64 bits.

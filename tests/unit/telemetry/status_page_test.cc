@@ -158,7 +158,7 @@ ServerStatus OfASet() {
   set.name = "lm";
   set.place = {.replica = 0, .replicas = 2};
   set.epochs = 3;
-  set.refills = 1;
+  set.returns = 1;
   set.replicas.resize(2);
   set.replicas[1].sessions_placed = 4;
   set.replicas[1].late_seconds = {0.0125, 0, 0.002, 0};
@@ -169,7 +169,7 @@ TEST(StatusPage, ShowsHowLateEachReplicaAnswers) {
   EXPECT_THAT(StatusPage(Example()).body, Not(HasSubstr("eplica")));
   const std::string page = StatusPage(OfASet()).body;
   for (const char* text : {"replica 0 of 2", "Replicas, set lm", ">all are there<", "met 3 times",
-                           "filled by the others 1 times", "data-name=\"sessions placed\">4<",
+                           "went back to a checkpoint 1 times", "data-name=\"sessions placed\">4<",
                            "data-name=\"late to seal\">12.5 ms<", "data-name=\"late to step\">2.0 ms<"}) {
     EXPECT_THAT(page, HasSubstr(text));
   }

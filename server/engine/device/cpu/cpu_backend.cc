@@ -45,7 +45,7 @@ class CpuDevice : public Device {
     // A write is staged in a second buffer ("weight_staging"), which becomes the weights, or the master if
     // there is one, when it is published; replicas copy what they keep of a master.
     MemoryPlan plan = {{"weights", config.weight_bytes() + config.bias_bytes()}};
-    const HeadConfig stepped = WithRows(config, shard.stepped().count());
+    const HeadConfig stepped = WithRows(config, shard.stepped().count);
     if (config.master_weights) plan.push_back({"master_weights", stepped.master_bytes()});
     if (config.gradient_bytes() > 0) {
       const int64_t gradient = config.gradient_bytes() + config.bias_gradient_bytes();

@@ -77,7 +77,6 @@ class CpuBackend : public HeadBackend {
   absl::Status GatherSlices(const ReplicaCommunicators& replicas) override;
   absl::Status ReadSum(int64_t first_row, int64_t rows, float* out) override;
   absl::Status ReadBiasSum(int64_t first_row, int64_t rows, float* out) override;
-  absl::Status WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) override;
 
   std::vector<StateTensor> StateTensors() const override { return StateTensorsOf(config_); }
   absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) override;
@@ -89,7 +88,7 @@ class CpuBackend : public HeadBackend {
 
   MemoryPlan MemoryReport() const override;
 
-  // What a head over replicas takes for their gradients' sums.
+  // What a head over replicas takes for the sum of their gradients.
   static int64_t SumBytes(const HeadConfig& config, const HeadShard& shard);
 
  private:
@@ -128,7 +127,7 @@ class CpuBackend : public HeadBackend {
   // Where weights are that nobody has written yet, there is no memory.
   absl::Status TakeWeights();
   HostBuffer& BufferOf(const StateEntry& entry);
-  // What a step changes of rows of one slice, whose gradient is there: null for zeros.
+  // What a step changes of rows that are stepped here, whose gradient is there: null for zeros.
   kernels::OptimizerTensor MatrixOf(const float* dw, const kernels::RowSpan& rows);
   kernels::OptimizerTensor BiasOf(const float* db, const kernels::RowSpan& rows);
   // Calls work(segment, rows) for what there is of these rows in each fixed segment of the vocabulary.
@@ -148,9 +147,8 @@ class CpuBackend : public HeadBackend {
   // What of it is for rows on their way.
   static int64_t ScratchBytes(const HeadConfig& config, const HeadShard& shard);
   absl::Status CheckSummed() const;
-  // What these rows add up to, which are in the gradient from `place` on.
-  GradientTallies Tally(const CpuGradient& gradient, const kernels::RowSpan& of, int64_t place,
-                        float scale) const;
+  // What the gradient of these rows, which has no others, adds up to.
+  GradientTallies Tally(const CpuGradient& gradient, const kernels::RowSpan& of, float scale) const;
 
   const HeadConfig config_;
   const HeadShard shard_;
@@ -162,8 +160,8 @@ class CpuBackend : public HeadBackend {
   std::array<HostBuffer, 2> moments_;  // fp32 [stepped rows, H], those that the optimizer has
   std::array<HostBuffer, 2> bias_moments_;
   CpuGradient own_;
-  // Masters and moments are of these rows, as are the sums of the replicas' gradients.
-  const kernels::SteppedRows stepped_;
+  // Masters and moments are of these rows, as is the sum of the replicas' gradients.
+  const kernels::RowSpan stepped_;
   CpuGradient sum_;
   HostBuffer sum_scratch_;
   ResultBytes gathered_;  // hidden states of one chunk

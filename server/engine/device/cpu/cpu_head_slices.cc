@@ -11,7 +11,6 @@
 namespace lossd::engine {
 
 using kernels::OptimizerCoefficients;
-using kernels::RowSpan;
 using kernels::SizeOf;
 using kernels::SliceLayout;
 using kernels::collectives::SliceExchange;
@@ -49,13 +48,13 @@ int64_t CpuBackend::ScratchBytes(const HeadConfig& config, const HeadShard& shar
 }
 
 int64_t CpuBackend::SumBytes(const HeadConfig& config, const HeadShard& shard) {
-  const HeadConfig stepped = WithRows(config, shard.stepped().count());
+  const HeadConfig stepped = WithRows(config, shard.stepped().count);
   return stepped.gradient_bytes() + stepped.bias_gradient_bytes() + ScratchBytes(config, shard);
 }
 
 absl::Status CpuBackend::CheckSummed() const {
   // Who steps nothing is not given anything either.
-  return sum_.empty && stepped_.count() > 0 ? NotSummed() : absl::OkStatus();
+  return sum_.empty && stepped_.count > 0 ? NotSummed() : absl::OkStatus();
 }
 
 absl::Status CpuBackend::SumSlices(Gradient* of, const ReplicaCommunicators& replicas) {
@@ -69,10 +68,8 @@ absl::Status CpuBackend::SumSlices(Gradient* of, const ReplicaCommunicators& rep
   const SliceLayout layout = shard_.slices();
   const auto sum = [&](HostBuffer& values, int64_t columns, HostBuffer& sums) {
     SliceExchange exchange(layout, columns, replicas.device);
-    const SliceExchange::Sums to{.own = Floats(sums),
-                                 .mirrored = Floats(sums) + stepped_.own().count * columns};
     return InPieces(PiecesOf(layout, columns * kFloat), [&](int32_t piece, int32_t pieces) {
-      return exchange.Sum(Floats(values), piece, pieces, to, sum_scratch_.data(), nullptr);
+      return exchange.Sum(Floats(values), piece, pieces, Floats(sums), sum_scratch_.data(), nullptr);
     });
   };
   absl::Status summed = sum(gradient.dw, config_.hidden_size, sum_.dw);
@@ -84,23 +81,16 @@ absl::Status CpuBackend::SumSlices(Gradient* of, const ReplicaCommunicators& rep
 absl::StatusOr<GradientTallies> CpuBackend::TallySum(double scale, const ReplicaCommunicators& replicas) {
   if (absl::Status checked = CheckReplicas(shard_, replicas); !checked.ok()) return checked;
   if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
-  const auto factor = static_cast<float>(scale);
-  const RowSpan& own_rows = stepped_.own();
-  const SliceTallies own{Tally(sum_, own_rows, 0, factor),
-                         Tally(sum_, stepped_.mirrored(), own_rows.count, factor)};
-  return MergeSlices(own, replicas.host);
+  return MergeTallies(Tally(sum_, stepped_, static_cast<float>(scale)), replicas.host);
 }
 
 absl::Status CpuBackend::StepSlices(const StepArguments& arguments) {
   if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
   const absl::StatusOr<OptimizerCoefficients> coefficients = CoefficientsFor(config_, arguments);
   if (!coefficients.ok()) return coefficients.status();
-  for (const RowSpan& slice : {stepped_.own(), stepped_.mirrored()}) {
-    if (slice.count == 0) continue;
-    const int64_t place = stepped_.PlaceOf(slice.first);
-    kernels::CpuApplyOptimizer(MatrixOf(Floats(sum_.dw) + place * config_.hidden_size, slice), *coefficients);
-    if (config_.bias) kernels::CpuApplyOptimizer(BiasOf(Floats(sum_.db) + place, slice), *coefficients);
-  }
+  if (stepped_.count == 0) return absl::OkStatus();
+  kernels::CpuApplyOptimizer(MatrixOf(Floats(sum_.dw), stepped_), *coefficients);
+  if (config_.bias) kernels::CpuApplyOptimizer(BiasOf(Floats(sum_.db), stepped_), *coefficients);
   return absl::OkStatus();
 }
 
@@ -121,13 +111,6 @@ absl::Status CpuBackend::GatherSlices(const ReplicaCommunicators& replicas) {
 absl::Status CpuBackend::ReadSum(int64_t first_row, int64_t rows, float* out) {
   if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
   return ReadStepped(sum_.dw, config_.hidden_size * kFloat, {first_row, rows}, out);
-}
-
-absl::Status CpuBackend::WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) {
-  absl::Status written = WriteStepped(dw, config_.hidden_size * kFloat, {first_row, rows}, &sum_.dw);
-  if (written.ok() && bias != nullptr) written = WriteStepped(bias, kFloat, {first_row, rows}, &sum_.db);
-  sum_.empty = !written.ok();
-  return written;
 }
 
 absl::Status CpuBackend::ReadBiasSum(int64_t first_row, int64_t rows, float* out) {

@@ -12,7 +12,6 @@ using kernels::DataType;
 using kernels::OptimizerTensor;
 using kernels::RowSpan;
 using kernels::SizeOf;
-using kernels::SteppedRows;
 using kernels::WeightGradient;
 
 namespace {
@@ -49,8 +48,8 @@ absl::Status CpuBackend::Allocate() {
   absl::Status status;
   if (config_.master_weights) status.Update(Take(config_.weight_bytes(), &weights_));
   for (int i = 0; i < config_.optimizer.moments(); ++i) {
-    status.Update(Take(stepped_.count() * config_.hidden_size * kFloat, &moments_[static_cast<size_t>(i)]));
-    if (config_.bias) status.Update(Take(stepped_.count() * kFloat, &bias_moments_[static_cast<size_t>(i)]));
+    status.Update(Take(stepped_.count * config_.hidden_size * kFloat, &moments_[static_cast<size_t>(i)]));
+    if (config_.bias) status.Update(Take(stepped_.count * kFloat, &bias_moments_[static_cast<size_t>(i)]));
   }
   if (over_replicas()) status.Update(AllocateSlices());
   if (!shard_.whole() || over_replicas()) status.Update(TakeWeights());
@@ -59,7 +58,7 @@ absl::Status CpuBackend::Allocate() {
 
 // Nothing of this is left for later: a replica that had no memory then would keep all of them waiting.
 absl::Status CpuBackend::AllocateSlices() {
-  absl::StatusOr<CpuGradient> sum = CpuGradient::Create(config_, stepped_.count());
+  absl::StatusOr<CpuGradient> sum = CpuGradient::Create(config_, stepped_.count);
   if (!sum.ok()) return sum.status();
   sum_ = *std::move(sum);
   return Take(ScratchBytes(config_, shard_), &sum_scratch_);
@@ -105,12 +104,10 @@ void CpuBackend::WriteMaster(const void* in, const RowSpan& rows) {
 }
 
 void CpuBackend::NarrowMaster() {
-  for (const SteppedRows::Part& part : stepped_.PartsOf(AllRows())) {
-    const int64_t first = part.rows.first * config_.hidden_size;
-    kernels::Convert(DataType::kFloat32, Floats(master_) + part.place * config_.hidden_size,
-                     config_.weight_type, weights_.data() + first * SizeOf(config_.weight_type),
-                     part.rows.count * config_.hidden_size);
-  }
+  const int64_t first = stepped_.first * config_.hidden_size;
+  kernels::Convert(DataType::kFloat32, master_.data(), config_.weight_type,
+                   weights_.data() + first * SizeOf(config_.weight_type),
+                   stepped_.count * config_.hidden_size);
 }
 
 absl::Status CpuBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataType type, void* out) {
@@ -124,12 +121,8 @@ absl::Status CpuBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataTyp
   }
   const RowSpan span{first_row, rows};
   if (absl::Status checked = CheckStepped(span, stepped_); !checked.ok()) return checked;
-  for (const SteppedRows::Part& part : stepped_.PartsOf(span)) {
-    kernels::Convert(
-        DataType::kFloat32, Floats(master_) + part.place * config_.hidden_size, type,
-        static_cast<std::byte*>(out) + (part.rows.first - first_row) * config_.hidden_size * SizeOf(type),
-        part.rows.count * config_.hidden_size);
-  }
+  kernels::Convert(DataType::kFloat32, Floats(master_) + (first_row - stepped_.first) * config_.hidden_size,
+                   type, out, rows * config_.hidden_size);
   return absl::OkStatus();
 }
 
@@ -210,15 +203,14 @@ void CpuBackend::ForEachSegment(const RowSpan& of,
 absl::StatusOr<GradientTallies> CpuBackend::Summarize(const Gradient* of, double scale) {
   const CpuGradient& gradient = Find(of);
   if (gradient.empty) return GradientTallies{};
-  return Tally(gradient, AllRows(), 0, static_cast<float>(scale));
+  return Tally(gradient, AllRows(), static_cast<float>(scale));
 }
 
-GradientTallies CpuBackend::Tally(const CpuGradient& gradient, const RowSpan& of, int64_t place,
-                                  float scale) const {
+GradientTallies CpuBackend::Tally(const CpuGradient& gradient, const RowSpan& of, float scale) const {
   GradientTallies tallies;
   const auto tally = [&](const HostBuffer& values, int64_t columns, const RowSpan& rows) {
-    const int64_t first = place + rows.first - of.first;
-    return kernels::CpuTallyGradient(Floats(values) + first * columns, rows.count * columns, scale);
+    return kernels::CpuTallyGradient(Floats(values) + (rows.first - of.first) * columns, rows.count * columns,
+                                     scale);
   };
   ForEachSegment(of, [&](size_t segment, const RowSpan& rows) {
     tallies.dw[segment] = tally(gradient.dw, config_.hidden_size, rows);
@@ -238,7 +230,7 @@ Float* At(Float* values, int64_t first) {
 
 OptimizerTensor CpuBackend::MatrixOf(const float* dw, const RowSpan& rows) {
   const int64_t first = rows.first * config_.hidden_size;
-  const int64_t kept = stepped_.PlaceOf(rows.first) * config_.hidden_size;
+  const int64_t kept = (rows.first - stepped_.first) * config_.hidden_size;
   return {.count = rows.count * config_.hidden_size,
           .gradient = dw,
           .weight_type = config_.weight_type,
@@ -249,7 +241,7 @@ OptimizerTensor CpuBackend::MatrixOf(const float* dw, const RowSpan& rows) {
 }
 
 OptimizerTensor CpuBackend::BiasOf(const float* db, const RowSpan& rows) {
-  const int64_t kept = stepped_.PlaceOf(rows.first);
+  const int64_t kept = rows.first - stepped_.first;
   return {.count = rows.count,
           .gradient = db,
           .weight_type = DataType::kFloat32,
@@ -281,7 +273,7 @@ absl::StatusOr<GradientTallies> CpuBackend::ApplyStep(const Gradient* of, const 
 absl::Status CpuBackend::TakeWeights() {
   absl::Status status;
   if (config_.master_weights) {
-    if (master_.size() == 0) status.Update(Take(stepped_.count() * config_.hidden_size * kFloat, &master_));
+    if (master_.size() == 0) status.Update(Take(stepped_.count * config_.hidden_size * kFloat, &master_));
   } else if (weights_.size() == 0) {
     status.Update(Take(config_.weight_bytes(), &weights_));
   }
@@ -292,11 +284,8 @@ absl::Status CpuBackend::TakeWeights() {
 absl::Status CpuBackend::ReadStepped(const HostBuffer& from, int64_t row_bytes, const RowSpan& rows,
                                      void* out) const {
   if (absl::Status checked = CheckStepped(rows, stepped_); !checked.ok()) return checked;
-  for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
-    if (part.rows.count == 0) continue;
-    std::memcpy(static_cast<std::byte*>(out) + (part.rows.first - rows.first) * row_bytes,
-                from.data() + part.place * row_bytes, static_cast<size_t>(part.rows.count * row_bytes));
-  }
+  std::memcpy(out, from.data() + (rows.first - stepped_.first) * row_bytes,
+              static_cast<size_t>(rows.count * row_bytes));
   return absl::OkStatus();
 }
 
@@ -308,12 +297,11 @@ absl::Status CpuBackend::WriteStepped(const void* in, int64_t row_bytes, const R
 }
 
 void CpuBackend::CopyStepped(const void* in, int64_t row_bytes, const RowSpan& rows, HostBuffer* to) const {
-  for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
-    if (part.rows.count == 0) continue;
-    std::memcpy(to->data() + part.place * row_bytes,
-                static_cast<const std::byte*>(in) + (part.rows.first - rows.first) * row_bytes,
-                static_cast<size_t>(part.rows.count * row_bytes));
-  }
+  const RowSpan here = rows.Common(stepped_);
+  if (here.count == 0) return;
+  std::memcpy(to->data() + (here.first - stepped_.first) * row_bytes,
+              static_cast<const std::byte*>(in) + (here.first - rows.first) * row_bytes,
+              static_cast<size_t>(here.count * row_bytes));
 }
 
 HostBuffer& CpuBackend::BufferOf(const StateEntry& entry) {

@@ -102,7 +102,6 @@ class CudaBackend : public HeadBackend {
   absl::Status GatherSlices(const ReplicaCommunicators& replicas) override;
   absl::Status ReadSum(int64_t first_row, int64_t rows, float* out) override;
   absl::Status ReadBiasSum(int64_t first_row, int64_t rows, float* out) override;
-  absl::Status WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) override;
   std::vector<StateTensor> StateTensors() const override { return StateTensorsOf(config_); }
   absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) override;
   absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
@@ -224,34 +223,35 @@ class CudaBackend : public HeadBackend {
   // Leaves tallies on the device.
   kernels::cuda::Result Tally(const GradientParts& gradient, float scale) const;
   kernels::cuda::Result TallyBias(const GradientParts& gradient, float scale) const;
-  // Rows of one slice, or of all; *largest becomes the largest magnitude of their weights.
-  kernels::cuda::Result Step(const GradientParts& gradient,
-                             const kernels::OptimizerCoefficients& coefficients, float* largest);
+  // Rows that are stepped here; *largest becomes the largest magnitude of their weights.
+  kernels::cuda::Result StepMatrix(const GradientParts& gradient,
+                                   const kernels::OptimizerCoefficients& coefficients, float* largest);
+  kernels::cuda::Result StepBias(const GradientParts& gradient,
+                                 const kernels::OptimizerCoefficients& coefficients);
   kernels::cuda::Result ReadTallies(CudaTallies* tallies) const;
 
-  // dW of all replicas, into the sum: by reading it where it is, or by having it sent. May return before it
-  // is done.
+  // Adds up dW of all replicas: by reading it where it is, or by having it sent. May return before it is
+  // done.
   absl::Status SumMatrices(const CudaGradient& gradient, kernels::collectives::Communicator* replicas);
   // Where the only other replica's dW can be read; null if it is out of reach.
   absl::StatusOr<const float*> FindOther(const CudaGradient& gradient,
                                          kernels::collectives::Communicator* replicas);
   kernels::cuda::Result AddOther(const CudaGradient& gradient, const float* other);
-  kernels::cuda::Result AddParts(const kernels::RowSpan& slice, const kernels::cuda::Parts& parts,
-                                 const CudaGradient& gradient, const float* other, PeerGradients& peers,
-                                 kernels::GradientTally* tally);
-  // Waits for AddOther's tallies.
-  kernels::cuda::Result KeepTallies();
+  // Waits for AddOther's tally.
+  kernels::cuda::Result KeepTally();
   absl::Status CheckSummed() const;
-  // The sum of this slice, which is one that is stepped here.
-  GradientParts SumOf(const kernels::RowSpan& slice) const;
-  // `dw`: what is known of its dW; may be null.
-  absl::StatusOr<GradientTallies> TallySlice(const kernels::RowSpan& slice, float scale,
-                                             const kernels::GradientTally* dw) const;
-  kernels::cuda::Result StepBothSlices(const kernels::OptimizerCoefficients& coefficients);
-  // DeriveFromWeights, where it is known how large those are that are stepped here.
-  kernels::cuda::Result DeriveFromSlices();
-  // A sum in this buffer of rows of so many entries.
-  SlicePipeline::Sums SumsIn(const kernels::cuda::DeviceBuffer& buffer, int64_t columns) const;
+  // The sum of these rows, which are stepped here.
+  GradientParts SumOf(const kernels::RowSpan& rows) const;
+  absl::StatusOr<GradientTallies> TallySlice(float scale) const;
+  // Returns before it is done.
+  kernels::cuda::Result StepPieces(const kernels::OptimizerCoefficients& coefficients);
+  int32_t GatheredPieces() const;
+  // On the wires.
+  absl::Status GatherPieces(kernels::collectives::Communicator* replicas);
+  absl::Status GatherFloats(const kernels::SliceLayout& layout, const kernels::cuda::DeviceBuffer& floats,
+                            kernels::collectives::Communicator* replicas) const;
+  // DeriveFromWeights, by the largest magnitudes of the pieces where they are known.
+  kernels::cuda::Result DeriveFromGathered();
 
   kernels::cuda::Result Enqueue(const BatchKey& kind, CudaSlot& slot);
   // Has phase one of a batch leave its rows, if there is room, and phase two take those that are `held`.
@@ -322,22 +322,21 @@ class CudaBackend : public HeadBackend {
   std::array<kernels::cuda::DeviceBuffer, 2> vocabulary_sums_;
   std::array<kernels::cuda::DeviceBuffer, 2> bias_sums_;
   std::array<std::optional<kernels::Segments>, 2> sums_of_;  // none: of other weights than there are
-  // Masters and moments are of these rows, as are the sums of the replicas' gradients.
-  const kernels::SteppedRows stepped_;
+  // Masters and moments are of these rows, as is the sum of the replicas' gradients.
+  const kernels::RowSpan stepped_;
   CudaGradient sum_;  // [stepped rows, padded H], without smoothing; only over replicas, as what follows
-  // The largest magnitudes among the weights of both slices; known since they were stepped, until they change
-  // in another way.
-  kernels::cuda::DeviceBuffer slices_largest_;
-  bool knows_slices_largest_ = false;
+  // The largest magnitude among the weights of each piece that is gathered, by replica; known from a step on
+  // until weights change in another way.
+  kernels::cuda::DeviceBuffer pieces_largest_;
+  bool knows_pieces_largest_ = false;
   SlicePipeline slices_;
   std::weak_ptr<PeerGradients> peers_;
-  // What the sum's dW adds up to, where that was found out as it was made: of the slice that is owned here,
-  // and of the one that is mirrored.
-  struct SummedTallies {
+  // What the sum's dW adds up to, where that was found out as it was made.
+  struct SummedTally {
     float scale = 1;
-    std::array<kernels::GradientTally, 2> dw = {};
+    kernels::GradientTally dw = {};
   };
-  std::optional<SummedTallies> summed_;
+  std::optional<SummedTally> summed_;
   // By which the next sum is probably tallied: the scale is told when it has been made, and trainers seldom
   // change it.
   float expected_scale_ = 1;

@@ -105,8 +105,8 @@ Result CudaBackend::AllocateBias() {
 }
 
 Result CudaBackend::AllocateOptimizer() {
-  const int64_t matrix = stepped_.count() * GradientRowBytes();
-  const int64_t bias = stepped_.count() * kFloat;
+  const int64_t matrix = stepped_.count * GradientRowBytes();
+  const int64_t bias = stepped_.count * kFloat;
   if (config_.master_weights) LOSSD_CUDA_PASS_ON(CreateZeros(matrix, &master_));
   for (int i = 0; i < config_.optimizer.moments(); ++i) {
     const auto place = static_cast<size_t>(i);
@@ -124,11 +124,12 @@ Result CudaBackend::AllocateOptimizer() {
 Result CudaBackend::AllocateSlices() {
   if (!over_replicas()) return {};
   if (!frozen()) {
-    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(stepped_.count() * GradientRowBytes(), &sum_.dw));
-    if (config_.bias) LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(stepped_.count() * kFloat, &sum_.db));
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(stepped_.count * GradientRowBytes(), &sum_.dw));
+    if (config_.bias) LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(stepped_.count * kFloat, &sum_.db));
   }
-  LOSSD_CUDA_PASS_ON(CreateZeros(2 * kFloat, &slices_largest_));
-  return slices_.Create(SlicePipeline::ScratchBytes(shard_.slices(), shard_.replica, padded_hidden_));
+  const int32_t pieces = GatheredPieces();
+  LOSSD_CUDA_PASS_ON(CreateZeros(int64_t{shard_.replicas} * pieces * kFloat, &pieces_largest_));
+  return slices_.Create(SlicePipeline::ScratchBytes(shard_.slices(), shard_.replica, padded_hidden_), pieces);
 }
 
 Result CudaBackend::AllocateSmoothing() {
@@ -149,7 +150,7 @@ Result CudaBackend::AllocateSmoothing() {
 
 MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config, const HeadShard& shard, Path path) {
   const int64_t padded = PaddedHidden(config.hidden_size);
-  const int64_t stepped_rows = shard.stepped().count();
+  const int64_t stepped_rows = shard.stepped().count;
   const int64_t stepped = stepped_rows * padded * kFloat;
   const int64_t stepped_bias = config.bias ? stepped_rows * kFloat : 0;
   const int64_t elements = config.vocab_size * padded;

@@ -15,7 +15,6 @@
 namespace lossd::engine {
 
 using kernels::DataType;
-using kernels::GradientTally;
 using kernels::OptimizerCoefficients;
 using kernels::RowSpan;
 using kernels::SizeOf;
@@ -35,13 +34,12 @@ namespace {
 // starting a copy costs 14 us, and what comes last is added up beside nothing.
 constexpr int64_t kLeastPulled = int64_t{32} << 20;
 
-// How a slice of so many bytes is pulled, where so many are left with it.
-std::vector<Parts> PulledParts(int64_t bytes, int64_t left) {
+// How a slice of so many bytes is pulled.
+std::vector<Parts> PulledParts(int64_t bytes) {
   const auto all = static_cast<int32_t>(kernels::CeilDivide(bytes, kLeastPulled));
   std::vector<Parts> pulled;
   for (int32_t at = 0; at < all;) {
-    const int64_t half = (left - at * kLeastPulled) / (2 * kLeastPulled);
-    const auto count = static_cast<int32_t>(std::clamp<int64_t>(half, 1, all - at));
+    const int32_t count = std::max(1, (all - at) / 2);
     pulled.push_back({.first = at, .end = at + count, .of = all});
     at += count;
   }
@@ -52,7 +50,7 @@ std::vector<Parts> PulledParts(int64_t bytes, int64_t left) {
 
 absl::Status CudaBackend::CheckSummed() const {
   // Who steps nothing is not given anything either.
-  return sum_.empty && stepped_.count() > 0 ? NotSummed() : absl::OkStatus();
+  return sum_.empty && stepped_.count > 0 ? NotSummed() : absl::OkStatus();
 }
 
 // The sum
@@ -66,8 +64,7 @@ absl::Status CudaBackend::SumSlices(Gradient* of, const ReplicaCommunicators& re
   cudaStream_t stream = device_->pipeline.computing();
   absl::Status summed = SumMatrices(gradient, replicas.device);
   if (summed.ok() && config_.bias) {
-    summed =
-        slices_.Sum(shard_.slices(), 1, replicas.device, Floats(gradient.db), SumsIn(sum_.db, 1), stream);
+    summed = slices_.Sum(shard_.slices(), 1, replicas.device, Floats(gradient.db), Floats(sum_.db), stream);
   }
   if (summed.ok()) summed = ToStatus(replicas.device->Wait(stream));
   sum_.empty = !summed.ok();
@@ -79,18 +76,16 @@ absl::Status CudaBackend::SumMatrices(const CudaGradient& gradient, Communicator
   if (!other.ok()) return other.status();
   cudaStream_t stream = device_->pipeline.computing();
   if (*other == nullptr) {
-    return slices_.Sum(shard_.slices(), padded_hidden_, replicas, Floats(gradient.dw),
-                       SumsIn(sum_.dw, padded_hidden_), stream);
+    return slices_.Sum(shard_.slices(), padded_hidden_, replicas, Floats(gradient.dw), Floats(sum_.dw),
+                       stream);
   }
   Result added = AddOther(gradient, *other);
-  if (added.ok()) added = KeepTallies();
+  if (added.ok()) added = KeepTally();
   if (!added.ok()) return DeviceFailed(added);
   // Before this one's gradient may change, the other has read it.
   return ToStatus(replicas->Barrier(stream));
 }
 
-// Where there are two replicas each steps both slices. With more, reading every slice at two of them would
-// take nearly twice of what sending sums on takes.
 absl::StatusOr<const float*> CudaBackend::FindOther(const CudaGradient& gradient, Communicator* replicas) {
   if (shard_.replicas != 2) return nullptr;
   std::shared_ptr<PeerGradients> peers = peers_.lock();
@@ -111,45 +106,32 @@ absl::StatusOr<const float*> CudaBackend::FindOther(const CudaGradient& gradient
 // The sum of two has the same bits in either order. While some of it is added up the rest comes.
 Result CudaBackend::AddOther(const CudaGradient& gradient, const float* other) {
   const std::shared_ptr<PeerGradients> peers = peers_.lock();
-  LOSSD_CUDA_PASS_ON(peers->BeginPulling(device_->pipeline.computing()));
-  const auto bytes = [this](int64_t rows) { return rows * padded_hidden_ * SizeOf(DataType::kFloat32); };
-  int64_t left = bytes(stepped_.count());
-  GradientTally* tally = TalliesIn(device_->tallies);
-  for (const RowSpan& slice : {stepped_.own(), stepped_.mirrored()}) {
-    for (const Parts& parts : PulledParts(bytes(slice.count), left)) {
-      LOSSD_CUDA_PASS_ON(AddParts(slice, parts, gradient, other, *peers, tally));
-    }
-    left -= bytes(slice.count);
-    ++tally;
+  cudaStream_t stream = device_->pipeline.computing();
+  LOSSD_CUDA_PASS_ON(peers->BeginPulling(stream));
+  const PaddedRows shape = MatrixShape(stepped_.count);
+  const int64_t first = stepped_.first * padded_hidden_;
+  float* const sum = Floats(sum_.dw);
+  for (const Parts& parts : PulledParts(stepped_.count * GradientRowBytes())) {
+    const ElementSpan pulled = kernels::cuda::ElementsOf(shape, parts);
+    LOSSD_CUDA_PASS_ON(peers->Pull(other + first + pulled.first, sum + pulled.first,
+                                   pulled.count * SizeOf(DataType::kFloat32), stream));
+    LOSSD_CUDA_PASS_ON(kernels::cuda::AddAndTally(shape, parts, Floats(gradient.dw) + first, expected_scale_,
+                                                  sum, device_->tallies.data(), TalliesIn(device_->tallies),
+                                                  stream));
   }
   return {};
 }
 
-Result CudaBackend::AddParts(const RowSpan& slice, const Parts& parts, const CudaGradient& gradient,
-                             const float* other, PeerGradients& peers, GradientTally* tally) {
+Result CudaBackend::KeepTally() {
+  SummedTally tally{.scale = expected_scale_};
   cudaStream_t stream = device_->pipeline.computing();
-  const PaddedRows shape = MatrixShape(slice.count);
-  const ElementSpan pulled = kernels::cuda::ElementsOf(shape, parts);
-  const int64_t first = slice.first * padded_hidden_;
-  float* const sum = Floats(sum_.dw) + stepped_.PlaceOf(slice.first) * padded_hidden_;
-  LOSSD_CUDA_PASS_ON(peers.Pull(other + first + pulled.first, sum + pulled.first,
-                                pulled.count * SizeOf(DataType::kFloat32), stream));
-  return kernels::cuda::AddAndTally(shape, parts, Floats(gradient.dw) + first, expected_scale_, sum,
-                                    device_->tallies.data(), tally, stream);
-}
-
-Result CudaBackend::KeepTallies() {
-  SummedTallies tallies{.scale = expected_scale_};
-  cudaStream_t stream = device_->pipeline.computing();
-  LOSSD_CUDA_TRY(cudaMemcpyAsync(tallies.dw.data(), TalliesIn(device_->tallies), sizeof(tallies.dw),
-                                 cudaMemcpyDeviceToHost, stream));
+  if (stepped_.count > 0) {
+    LOSSD_CUDA_TRY(cudaMemcpyAsync(&tally.dw, TalliesIn(device_->tallies), sizeof(tally.dw),
+                                   cudaMemcpyDeviceToHost, stream));
+  }
   LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
-  summed_ = tallies;
+  summed_ = tally;
   return {};
-}
-
-SlicePipeline::Sums CudaBackend::SumsIn(const DeviceBuffer& buffer, int64_t columns) const {
-  return {.own = Floats(buffer), .mirrored = Floats(buffer) + stepped_.own().count * columns};
 }
 
 // What it says stays the same: an empty gradient is still overwritten by what comes next.
@@ -171,9 +153,9 @@ Result CudaBackend::Settle(CudaGradient& gradient) const {
   return {};
 }
 
-CudaBackend::GradientParts CudaBackend::SumOf(const RowSpan& slice) const {
-  const int64_t place = stepped_.PlaceOf(slice.first);
-  GradientParts parts{.rows = slice};
+CudaBackend::GradientParts CudaBackend::SumOf(const RowSpan& rows) const {
+  const int64_t place = rows.first - stepped_.first;
+  GradientParts parts{.rows = rows};
   parts.dw.values = Floats(sum_.dw) + place * padded_hidden_;
   if (config_.bias) parts.db.values = Floats(sum_.db) + place;
   return parts;
@@ -182,27 +164,19 @@ CudaBackend::GradientParts CudaBackend::SumOf(const RowSpan& slice) const {
 absl::StatusOr<GradientTallies> CudaBackend::TallySum(double scale, const ReplicaCommunicators& replicas) {
   if (absl::Status checked = CheckReplicas(shard_, replicas); !checked.ok()) return checked;
   if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
-  const auto factor = static_cast<float>(scale);
-  expected_scale_ = factor;
-  const SummedTallies* const known = summed_.has_value() && summed_->scale == factor ? &*summed_ : nullptr;
-  const absl::StatusOr<GradientTallies> own =
-      TallySlice(stepped_.own(), factor, known == nullptr ? nullptr : &known->dw[0]);
-  if (!own.ok()) return own.status();
-  const absl::StatusOr<GradientTallies> mirrored =
-      TallySlice(stepped_.mirrored(), factor, known == nullptr ? nullptr : &known->dw[1]);
-  if (!mirrored.ok()) return mirrored.status();
-  return MergeSlices({*own, *mirrored}, replicas.host);
+  expected_scale_ = static_cast<float>(scale);
+  const absl::StatusOr<GradientTallies> own = TallySlice(expected_scale_);
+  return own.ok() ? MergeTallies(*own, replicas.host) : own.status();
 }
 
-// In an order that follows from the slice's size alone: its owner and its mirror have the same bits.
-absl::StatusOr<GradientTallies> CudaBackend::TallySlice(const RowSpan& slice, float scale,
-                                                        const GradientTally* dw) const {
-  if (slice.count == 0) return GradientTallies{};
+absl::StatusOr<GradientTallies> CudaBackend::TallySlice(float scale) const {
+  if (stepped_.count == 0) return GradientTallies{};
+  const bool knows = summed_.has_value() && summed_->scale == scale;
   CudaTallies tallies;
-  Result result = dw == nullptr ? Tally(SumOf(slice), scale) : TallyBias(SumOf(slice), scale);
-  if (result.ok() && (dw == nullptr || config_.bias)) result = ReadTallies(&tallies);
+  Result result = knows ? TallyBias(SumOf(stepped_), scale) : Tally(SumOf(stepped_), scale);
+  if (result.ok() && (!knows || config_.bias)) result = ReadTallies(&tallies);
   if (!result.ok()) return DeviceFailed(result);
-  if (dw != nullptr) tallies[0] = *dw;
+  if (knows) tallies[0] = summed_->dw;
   return WholeOf(tallies);
 }
 
@@ -212,54 +186,78 @@ absl::Status CudaBackend::StepSlices(const StepArguments& arguments) {
   if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
   const absl::StatusOr<OptimizerCoefficients> coefficients = CoefficientsFor(config_, arguments);
   if (!coefficients.ok()) return coefficients.status();
-  return Finished(StepBothSlices(*coefficients));
+  return DeviceFailed(StepPieces(*coefficients));
 }
 
-Result CudaBackend::StepBothSlices(const OptimizerCoefficients& coefficients) {
+// GatherSlices waits for it.
+Result CudaBackend::StepPieces(const OptimizerCoefficients& coefficients) {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
-  const DeviceBuffer& largest = slices_largest_;
-  LOSSD_CUDA_TRY(cudaMemsetAsync(largest.data(), 0, static_cast<size_t>(largest.bytes()),
-                                 device_->pipeline.computing()));
-  float* of_slice = Floats(largest);
-  for (const RowSpan& slice : {stepped_.own(), stepped_.mirrored()}) {
-    if (slice.count > 0) LOSSD_CUDA_PASS_ON(Step(SumOf(slice), coefficients, of_slice));
-    ++of_slice;
+  cudaStream_t stream = device_->pipeline.computing();
+  const DeviceBuffer& largest = pieces_largest_;
+  LOSSD_CUDA_TRY(cudaMemsetAsync(largest.data(), 0, static_cast<size_t>(largest.bytes()), stream));
+  if (config_.bias && stepped_.count > 0) {
+    LOSSD_CUDA_PASS_ON(StepBias(SumOf(stepped_), coefficients));
   }
-  knows_slices_largest_ = true;
+  const int32_t pieces = GatheredPieces();
+  for (int32_t piece = 0; piece < pieces; ++piece) {
+    const RowSpan rows = shard_.slices().Piece(shard_.replica, piece, pieces);
+    float* const of_piece = Floats(largest) + int64_t{shard_.replica} * pieces + piece;
+    if (rows.count > 0) LOSSD_CUDA_PASS_ON(StepMatrix(SumOf(rows), coefficients, of_piece));
+    LOSSD_CUDA_PASS_ON(slices_.NoteStepped(piece, stream));
+  }
+  knows_pieces_largest_ = true;
   return {};
 }
 
-// Only what others have stepped has to be looked at.
-Result CudaBackend::DeriveFromSlices() {
-  cudaStream_t stream = device_->pipeline.computing();
-  float* const largest = Floats(weight_largest_);
-  LOSSD_CUDA_PASS_ON(
-      kernels::cuda::LargestMagnitude(DataType::kFloat32, slices_largest_.data(), 2, largest, stream));
-  const SliceLayout layout = shard_.slices();
-  for (int32_t slice = 0; slice < layout.replicas(); ++slice) {
-    if (layout.Steps(shard_.replica, slice)) continue;
-    const RowSpan rows = layout.Slice(slice);
-    LOSSD_CUDA_PASS_ON(kernels::cuda::RaiseLargest(config_.weight_type, WeightRow(rows.first),
-                                                   rows.count * padded_hidden_, largest, stream));
-  }
-  return DeriveFromBias();
+int32_t CudaBackend::GatheredPieces() const {
+  return SlicePipeline::GatheredPieces(shard_.slices(), padded_hidden_, SizeOf(config_.weight_type));
 }
 
-// In one piece: nothing is added up on the way, so rows go from place to place.
 absl::Status CudaBackend::GatherSlices(const ReplicaCommunicators& replicas) {
   if (absl::Status checked = CheckReplicas(shard_, replicas); !checked.ok()) return checked;
   Result result(cudaSetDevice(device_->index), "cudaSetDevice");
   if (!result.ok()) return DeviceFailed(result);
   cudaStream_t stream = device_->pipeline.computing();
-  const auto gather = [&](const DeviceBuffer& values, int64_t columns, int64_t entry_bytes) {
-    SliceExchange exchange(shard_.slices(), columns, replicas.device);
-    return ToStatus(exchange.Gather(values.data(), entry_bytes, 0, 1, stream));
-  };
-  absl::Status gathered = gather(weights_, padded_hidden_, SizeOf(config_.weight_type));
-  if (gathered.ok() && config_.bias) gathered = gather(bias_, 1, SizeOf(DataType::kFloat32));
+  const absl::Status gathered = GatherPieces(replicas.device);
+  // After a failure too: what is on the wires may still write to the weights.
+  const Result joined = slices_.Join(stream);
   if (!gathered.ok()) return gathered;
-  result = knows_slices_largest_ ? DeriveFromSlices() : DeriveFromWeights();
+  result = joined.ok() ? DeriveFromGathered() : joined;
   return result.ok() ? ToStatus(replicas.device->Wait(stream)) : DeviceFailed(result);
+}
+
+// A piece goes as soon as it is stepped, beside the step of the next one.
+absl::Status CudaBackend::GatherPieces(Communicator* replicas) {
+  const SliceLayout layout = shard_.slices();
+  const int32_t pieces = GatheredPieces();
+  SliceExchange matrix(layout, padded_hidden_, replicas);
+  for (int32_t piece = 0; piece < pieces; ++piece) {
+    Result behind;
+    if (!knows_pieces_largest_) behind = slices_.NoteStepped(piece, device_->pipeline.computing());
+    if (behind.ok()) behind = slices_.AwaitStepped(piece);
+    if (!behind.ok()) return DeviceFailed(behind);
+    absl::Status gathered =
+        ToStatus(matrix.Gather(weights_.data(), SizeOf(config_.weight_type), piece, pieces, slices_.wires()));
+    if (!gathered.ok()) return gathered;
+  }
+  absl::Status gathered;
+  if (config_.bias) gathered = GatherFloats(layout, bias_, replicas);
+  if (!gathered.ok()) return gathered;
+  return GatherFloats({int64_t{layout.replicas()} * pieces, layout.replicas()}, pieces_largest_, replicas);
+}
+
+absl::Status CudaBackend::GatherFloats(const SliceLayout& layout, const DeviceBuffer& floats,
+                                       Communicator* replicas) const {
+  return ToStatus(
+      SliceExchange(layout, 1, replicas).Gather(floats.data(), sizeof(float), 0, 1, slices_.wires()));
+}
+
+Result CudaBackend::DeriveFromGathered() {
+  if (!knows_pieces_largest_) return DeriveFromWeights();
+  LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(DataType::kFloat32, pieces_largest_.data(),
+                                                     pieces_largest_.bytes() / int64_t{sizeof(float)},
+                                                     Floats(weight_largest_), device_->pipeline.computing()));
+  return DeriveFromBias();
 }
 
 // Rows of the sum
@@ -272,15 +270,6 @@ absl::Status CudaBackend::ReadSum(int64_t first_row, int64_t rows, float* out) {
 absl::Status CudaBackend::ReadBiasSum(int64_t first_row, int64_t rows, float* out) {
   if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
   return ReadStepped(sum_.db, kBiasBytes, {first_row, rows}, out);
-}
-
-absl::Status CudaBackend::WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) {
-  summed_.reset();
-  const RowSpan span{first_row, rows};
-  absl::Status written = WriteStepped(sum_.dw, MatrixBytes(DataType::kFloat32), span, dw);
-  if (written.ok() && bias != nullptr) written = WriteStepped(sum_.db, kBiasBytes, span, bias);
-  sum_.empty = !written.ok();
-  return written;
 }
 
 }  // namespace lossd::engine

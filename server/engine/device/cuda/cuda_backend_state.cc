@@ -15,7 +15,6 @@ namespace lossd::engine {
 using kernels::DataType;
 using kernels::RowSpan;
 using kernels::SizeOf;
-using kernels::SteppedRows;
 using kernels::cuda::DeviceBuffer;
 using kernels::cuda::Result;
 
@@ -60,12 +59,11 @@ Result CudaBackend::WriteMaster(const RowSpan& all, const void* master) {
                   static_cast<const std::byte*>(master) + (rows.first - all.first) * bytes.row));
     LOSSD_CUDA_PASS_ON(kernels::cuda::NarrowMaster(
         Floats(passing), config_.weight_type, WeightRow(rows.first), rows.count * padded_hidden_, stream));
-    for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
-      if (part.rows.count == 0) continue;
-      LOSSD_CUDA_TRY(cudaMemcpyAsync(Floats(master_) + part.place * padded_hidden_,
-                                     Floats(passing) + (part.rows.first - rows.first) * padded_hidden_,
-                                     static_cast<size_t>(part.rows.count * bytes.stride),
-                                     cudaMemcpyDeviceToDevice, stream));
+    if (const RowSpan here = rows.Common(stepped_); here.count > 0) {
+      LOSSD_CUDA_TRY(cudaMemcpyAsync(Floats(master_) + (here.first - stepped_.first) * padded_hidden_,
+                                     Floats(passing) + (here.first - rows.first) * padded_hidden_,
+                                     static_cast<size_t>(here.count * bytes.stride), cudaMemcpyDeviceToDevice,
+                                     stream));
     }
     rows = {rows.end(), std::min(most, all.end() - rows.end())};
   }
@@ -73,17 +71,13 @@ Result CudaBackend::WriteMaster(const RowSpan& all, const void* master) {
 }
 
 Result CudaBackend::NarrowMaster() {
-  for (const SteppedRows::Part& part : stepped_.PartsOf(AllRows())) {
-    if (part.rows.count == 0) continue;
-    LOSSD_CUDA_PASS_ON(kernels::cuda::NarrowMaster(
-        Floats(master_) + part.place * padded_hidden_, config_.weight_type, WeightRow(part.rows.first),
-        part.rows.count * padded_hidden_, device_->pipeline.computing()));
-  }
-  return {};
+  if (stepped_.count == 0) return {};
+  return kernels::cuda::NarrowMaster(Floats(master_), config_.weight_type, WeightRow(stepped_.first),
+                                     stepped_.count * padded_hidden_, device_->pipeline.computing());
 }
 
 Result CudaBackend::DeriveFromWeights() {
-  knows_slices_largest_ = false;
+  knows_pieces_largest_ = false;
   LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(config_.weight_type, weights_.data(),
                                                      config_.vocab_size * padded_hidden_,
                                                      Floats(weight_largest_), device_->pipeline.computing()));
@@ -211,25 +205,13 @@ Result CudaBackend::WriteRows(const DeviceBuffer& buffer, const RowBytes& bytes,
 absl::Status CudaBackend::ReadStepped(const DeviceBuffer& buffer, const RowBytes& bytes, const RowSpan& rows,
                                       void* out) const {
   if (absl::Status checked = CheckStepped(rows, stepped_); !checked.ok()) return checked;
-  for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
-    if (part.rows.count == 0) continue;
-    const Result read = ReadRows(buffer, bytes, {part.place, part.rows.count},
-                                 static_cast<char*>(out) + (part.rows.first - rows.first) * bytes.row);
-    if (!read.ok()) return DeviceFailed(read);
-  }
-  return absl::OkStatus();
+  return DeviceFailed(ReadRows(buffer, bytes, {rows.first - stepped_.first, rows.count}, out));
 }
 
 absl::Status CudaBackend::WriteStepped(const DeviceBuffer& buffer, const RowBytes& bytes, const RowSpan& rows,
                                        const void* in) const {
   if (absl::Status checked = CheckStepped(rows, stepped_); !checked.ok()) return checked;
-  Result result;
-  for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
-    if (part.rows.count == 0 || !result.ok()) continue;
-    result = WriteRows(buffer, bytes, {part.place, part.rows.count},
-                       static_cast<const char*>(in) + (part.rows.first - rows.first) * bytes.row);
-  }
-  return Finished(result);
+  return Finished(WriteRows(buffer, bytes, {rows.first - stepped_.first, rows.count}, in));
 }
 
 // Checkpoints

@@ -11,6 +11,7 @@ namespace lossd::engine {
 using kernels::DataType;
 using kernels::GradientTally;
 using kernels::OptimizerCoefficients;
+using kernels::RowSpan;
 using kernels::WeightGradient;
 using kernels::cuda::DeviceBuffer;
 using kernels::cuda::PaddedRows;
@@ -131,7 +132,9 @@ absl::StatusOr<GradientTallies> CudaBackend::ApplyStep(const Gradient* of, const
   const absl::StatusOr<OptimizerCoefficients> coefficients = CoefficientsFor(config_, arguments);
   if (!coefficients.ok()) return coefficients.status();
   CudaTallies tallies;
-  Result result = Step(PartsOf(Find(of)), *coefficients, Floats(weight_largest_));
+  const GradientParts gradient = PartsOf(Find(of));
+  Result result = StepMatrix(gradient, *coefficients, Floats(weight_largest_));
+  if (result.ok() && config_.bias) result = StepBias(gradient, *coefficients);
   if (result.ok()) result = ReadTallies(&tallies);
   if (!result.ok()) return DeviceFailed(result);
   return WholeOf(tallies);
@@ -145,36 +148,38 @@ float* At(const DeviceBuffer& buffer, int64_t first) {
 
 }  // namespace
 
-Result CudaBackend::Step(const GradientParts& gradient, const OptimizerCoefficients& coefficients,
-                         float* largest) {
+Result CudaBackend::StepMatrix(const GradientParts& gradient, const OptimizerCoefficients& coefficients,
+                               float* largest) {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
-  cudaStream_t stream = device_->pipeline.computing();
-  void* scratch = device_->tallies.data();
-  GradientTally* tallies = TalliesIn(device_->tallies);
   LOSSD_CUDA_PASS_ON(AwaitCopies());
   ForgetWeights();
-  const auto& [rows, dw, db] = gradient;
-  const int64_t place = stepped_.PlaceOf(rows.first);
-  const int64_t kept = place * padded_hidden_;
+  const RowSpan& rows = gradient.rows;
+  const int64_t kept = (rows.first - stepped_.first) * padded_hidden_;
   const StepTensor matrix{.shape = MatrixShape(rows.count),
-                          .gradient = dw,
+                          .gradient = gradient.dw,
                           .weight_type = config_.weight_type,
                           .weight = WeightRow(rows.first),
                           .master = At(master_, kept),
                           .first_moment = At(moments_[0], kept),
                           .second_moment = At(moments_[1], kept),
                           .largest_weight = largest};
-  LOSSD_CUDA_PASS_ON(kernels::cuda::ApplyOptimizer(matrix, coefficients, scratch, tallies, stream));
-  if (!config_.bias) return {};
+  return kernels::cuda::ApplyOptimizer(matrix, coefficients, device_->tallies.data(),
+                                       TalliesIn(device_->tallies), device_->pipeline.computing());
+}
+
+Result CudaBackend::StepBias(const GradientParts& gradient, const OptimizerCoefficients& coefficients) {
+  const RowSpan& rows = gradient.rows;
+  const int64_t kept = rows.first - stepped_.first;
   const StepTensor bias{.shape = BiasShape(rows.count),
-                        .gradient = db,
+                        .gradient = gradient.db,
                         .weight_type = DataType::kFloat32,
                         .weight = At(bias_, rows.first),
-                        .first_moment = At(bias_moments_[0], place),
-                        .second_moment = At(bias_moments_[1], place),
+                        .first_moment = At(bias_moments_[0], kept),
+                        .second_moment = At(bias_moments_[1], kept),
                         .largest_weight = Floats(bias_largest_),
                         .is_bias = true};
-  return kernels::cuda::ApplyOptimizer(bias, coefficients, scratch, tallies + 1, stream);
+  return kernels::cuda::ApplyOptimizer(bias, coefficients, device_->tallies.data(),
+                                       TalliesIn(device_->tallies) + 1, device_->pipeline.computing());
 }
 
 // What label smoothing needs of weights

@@ -6,13 +6,13 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/device/optimizer_state.h"
 #include "server/engine/device/rank_status.h"
+#include "server/engine/device/slice_tallies.h"
 
 namespace lossd::engine {
 
@@ -221,7 +221,6 @@ absl::Status ShardHead::WriteLocal(const WriteRowsCommand& what, Gradient* gradi
   if (what.what == HeadRows::kState) return local_->WriteState(what.tensor, rows.first, rows.count, in);
   const auto* const dw = reinterpret_cast<const float*>(in);
   const auto* const db = reinterpret_cast<const float*>(bias);
-  if (what.what == HeadRows::kSum) return local_->WriteSum(rows.first, rows.count, dw, db);
   return local_->WriteGradient(gradient, rows.first, rows.count, dw, db);
 }
 
@@ -245,18 +244,9 @@ absl::Status ShardHead::WriteRows(const WriteRowsCommand& what, Gradient* gradie
 }
 
 absl::StatusOr<GradientTallies> ShardHead::Merge(const absl::StatusOr<GradientTallies>& own) {
-  static_assert(std::is_trivially_copyable_v<GradientTallies>);
   if (!own.ok()) return own.status();
-  const RankBytes bytes(static_cast<size_t>(place_.ranks), sizeof(GradientTallies));
-  std::vector<GradientTallies> all(bytes.size());
   const kernels::ExchangeWait wait(place_.watch, kernels::Exchange::kRows);
-  if (absl::Status status = ToStatus(place_.host->AllGatherV(&*own, bytes, all.data(), nullptr));
-      !status.ok()) {
-    return status;
-  }
-  GradientTallies sum;
-  for (const GradientTallies& tallies : all) sum.Add(tallies);
-  return sum;
+  return MergeTallies(*own, place_.host);
 }
 
 // Replicas
@@ -337,8 +327,7 @@ absl::Status ShardHead::CheckHas(const ReadRowsCommand& what) const {
   }
   for (int32_t rank = 0; !everywhere && rank < place_.ranks; ++rank) {
     const Rows rows = LocalRows(rank, {what.first_row, what.rows});
-    const kernels::SteppedRows stepped(SlicesOf(rank), replica_.replica);
-    if (stepped.HasAll({rows.first, rows.count})) continue;
+    if (SlicesOf(rank).Slice(replica_.replica).Has({rows.first, rows.count})) continue;
     return absl::InternalError(absl::StrCat("rows ", what.first_row, " to ", what.first_row + what.rows,
                                             " are not all stepped at this replica"));
   }

@@ -143,7 +143,6 @@ class ShardedHead : public HeadBackend {
   absl::Status ReadBiasSum(int64_t first_row, int64_t rows, float* out) override {
     return Read({.what = HeadRows::kBiasSum, .first_row = first_row, .rows = rows}, nullptr, out);
   }
-  absl::Status WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) override;
 
   std::vector<StateTensor> StateTensors() const override { return StateTensorsOf(shard_->config()); }
   absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) override;
@@ -351,18 +350,6 @@ absl::Status ShardedHead::WriteGradient(Gradient* gradient, int64_t first_row, i
                               .rows = rows};
   const RankWatch::Executing own = Tell(what);
   return shard_->WriteRows(what, LocalOf(gradient), dw, bias);
-}
-
-absl::Status ShardedHead::WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) {
-  const absl::Status has = shard_->CheckHas({.what = HeadRows::kSum, .first_row = first_row, .rows = rows});
-  if (!has.ok()) return has;
-  const WriteRowsCommand what{.head = number_,
-                              .what = HeadRows::kSum,
-                              .with_bias = bias != nullptr,
-                              .first_row = first_row,
-                              .rows = rows};
-  const RankWatch::Executing own = Tell(what);
-  return shard_->WriteRows(what, nullptr, dw, bias);
 }
 
 // One connection of every rank's; the leader's own part is here.

@@ -225,11 +225,6 @@ std::vector<FateCallback> GradientWindow::TakeFateWaiters() {
   return std::exchange(fate_waiters_, {});
 }
 
-void GradientWindow::Decide(FlushFate fate) {
-  phase_ = fate == FlushFate::kCommit ? EndingPhase::kCommitting : EndingPhase::kAborting;
-  decided_at_ = absl::Now();
-}
-
 absl::StatusOr<std::optional<uint64_t>> GradientWindow::CheckCommit(const std::string& flush_id) const {
   if (!flush_id.empty() && flush_id == window_.committed.flush_id) return window_.committed.generation;
   if (!IsSealedBy(flush_id)) return UnknownFlush(flush_id);

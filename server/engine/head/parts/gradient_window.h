@@ -105,7 +105,6 @@ class GradientWindow {
   const FlushRecord& aborted() const { return window_.aborted; }
   absl::Time begun() const { return begun_; }
   absl::Time sealed_at() const { return sealed_at_; }
-  absl::Time decided_at() const { return decided_at_; }
 
   // A call that comes to no answer, nor to an error, before a look is over, or what ends the window.
   struct Behind {
@@ -142,10 +141,7 @@ class GradientWindow {
   absl::StatusOr<Asked> AskFor(FlushFate fate, FateCallback done);
   std::vector<FateCallback> TakeFateWaiters();
   // A flush that holds the window is being ended.
-  bool ends_flush() const {
-    return asked_fate_.has_value() || phase_ == EndingPhase::kCommitting || phase_ == EndingPhase::kAborting;
-  }
-  void Decide(FlushFate fate);
+  bool ends_flush() const { return asked_fate_.has_value(); }
   // The sealed window is gone, and the next one begins; or it is open again, with what came since.
   void Commit();
   void Abort();
@@ -177,7 +173,6 @@ class GradientWindow {
   absl::Time sealed_at_;
   EndingPhase phase_ = EndingPhase::kOpen;
   uint64_t ending_ = 0;
-  absl::Time decided_at_;
   std::optional<EndsBy> by_;
   std::vector<FlushCallback> flush_waiters_;
   std::vector<StepCallback> step_waiters_;

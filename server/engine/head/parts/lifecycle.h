@@ -14,10 +14,6 @@ class Lifecycle {
  public:
   // From now on there are no new streams and chunks: they get `status`. What was accepted goes on.
   void Drain(absl::Status status) { draining_ = std::move(status); }
-  // Nothing is taken, and no window ends, until EndFill: such calls get `status`.
-  void BeginFill(absl::Status status) { filling_ = std::move(status); }
-  void EndFill() { filling_ = absl::OkStatus(); }
-  bool filling() const { return !filling_.ok(); }
   // No window ends, and nothing is published, until EndRestore: such calls get `status`.
   void BeginRestore(absl::Status status) { restoring_ = std::move(status); }
   void EndRestore() { restoring_ = absl::OkStatus(); }
@@ -32,21 +28,17 @@ class Lifecycle {
   // Not ok once it has ended.
   const absl::Status& alive() const { return ended_; }
   // Whether new streams and chunks are taken.
-  const absl::Status& admits() const {
-    if (!ended_.ok()) return ended_;
-    return draining_.ok() ? filling_ : draining_;
-  }
+  const absl::Status& admits() const { return ended_.ok() ? draining_ : ended_; }
   // Whether a call may end the window, or repeat one that did. A drain does not forbid it.
   const absl::Status& may_end_window() const {
     if (!ended_.ok()) return ended_;
     if (!deleting_.ok()) return deleting_;
-    return restoring_.ok() ? filling_ : restoring_;
+    return restoring_;
   }
 
  private:
   absl::Status draining_;
   absl::Status restoring_;
-  absl::Status filling_;
   absl::Status deleting_;
   absl::Status ended_;
 };

@@ -28,12 +28,10 @@ const char* Name(WindowState state);  // "open", "freezing", "frozen"
 // How far a replica of a head is with what ends the windows of all of them. A head of its own ends its window
 // all at once.
 enum class EndingPhase {
-  kOpen,        // it has yet to find that its sessions match
-  kSealed,      // no chunk of the window is taken any more
-  kSummed,      // has the sums of its slices; a flush stays so until it is committed or aborted
-  kStepping,    // changes its slices, which nothing undoes
-  kCommitting,  // knows that the flush is to be committed
-  kAborting,    // knows that it is to be aborted
+  kOpen,      // it has yet to find that its sessions match
+  kSealed,    // no chunk of the window is taken any more
+  kSummed,    // has the sum of its slice; a flush stays so until it is committed or aborted
+  kStepping,  // changes its slice, which nothing undoes
 };
 
 struct FlushInfo {

@@ -43,7 +43,7 @@ struct WindowEnd {
   uint64_t weight_version = 0;
   int64_t optimizer_steps = 0;
   uint64_t ending = 0;  // at the coordinator: GradientWindow's number of it
-  // What becomes of a flush that holds all windows, once it is asked for.
+  // What a flush that holds all windows ends in, once somebody asks for that.
   std::optional<FlushFate> fate = {};
 };
 
@@ -61,39 +61,6 @@ enum class RestorePhase {
   kBegun,        // nothing has changed yet
   kOverwritten,  // some rows are those of the checkpoint: only another restore mends it
   kReady,        // all of it is here, and counts as soon as all others have come as far
-};
-
-// How far a replica is with its window, and what it takes to bring another one as far.
-struct PartState {
-  uint64_t generation = 0;
-  EndingPhase phase = EndingPhase::kOpen;
-  std::optional<WindowEnd> end = {};    // what ends it
-  JointStep step = {};                  // as far as it is known by then
-  std::optional<FlushInfo> flush = {};  // that holds it, and is known to be held by all
-  StepRecord last_step = {};            // that has ended the one before, if a step has
-  FlushRecord committed = {};           // the last ones
-  FlushRecord aborted = {};
-  uint64_t weight_version = 0;
-  int64_t optimizer_steps = 0;
-  std::string prepared_write = {};  // Head::PrepareWrite's; empty: there is none
-  std::string last_write = {};      // that was published, of all replicas
-  // In kReady everything else is what it will be when that is installed.
-  RestorePhase restoring = RestorePhase::kNone;
-  uint64_t restores = 0;  // of the head
-  // The window comes out of a checkpoint: what sessions of several replicas have added lies in the gradient
-  // of the coordinator. With one replica the window of all of them is lost.
-  bool leans = false;
-
-  JointStep before() const {
-    const StepResult& last = last_step.result;
-    return {.stats = last.stats, .window_tokens = last.window_tokens, .skipped = last.skipped};
-  }
-};
-
-// Replicas that have nothing, and get all of it from their neighbours.
-struct Refill {
-  std::vector<bool> empty;  // by replica
-  bool sums = false;        // of their slices as well: the window ends
 };
 
 }  // namespace lossd::engine

@@ -28,9 +28,8 @@ class Reading : public std::enable_shared_from_this<Reading> {
     const int64_t most = std::min(RowsOfPiece(read_.row_bytes), rows.end() - first_);
     const RowSpan piece{first_, std::min(most, end - first_)};
     first_ = piece.end();
-    const int32_t holder = read_.layout.Steps(read_.own, slice) ? read_.own : slice;
-    read_.read(holder, {read_.rows.tensor, piece},
-               [self = shared_from_this(), holder, piece](absl::StatusOr<std::string> bytes) {
+    read_.read(slice, {read_.rows.tensor, piece},
+               [self = shared_from_this(), holder = slice, piece](absl::StatusOr<std::string> bytes) {
                  if (!bytes.ok()) return self->done_(bytes.status());
                  absl::Status size = CheckSize(holder, piece, self->read_.row_bytes, *bytes);
                  if (!size.ok()) return self->done_(std::move(size));

@@ -15,12 +15,10 @@
 namespace lossd::engine {
 
 struct JointRead {
-  kernels::SliceLayout layout;
   std::vector<std::vector<kernels::RowSpan>> slices;  // the rows of each (HeadBackend::SliceRows)
-  int32_t own = 0;                                    // the replica that reads, which is asked first
   PartRows rows;
   int64_t row_bytes = 0;
-  // Asks a replica that has these rows: ReplicaPart::ReadRows, or Head::ReadPartRows.
+  // Asks the replica that has these rows: ReplicaPart::ReadRows, or Head::ReadPartRows.
   std::function<void(int32_t replica, const PartRows& piece,
                      std::function<void(absl::StatusOr<std::string>)> done)>
       read;

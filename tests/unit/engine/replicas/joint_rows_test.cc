@@ -23,9 +23,7 @@ struct Answered {
 Answered ReadFrom(int32_t odd_replica, int64_t more) {
   Answered answered;
   ReadJointRows(
-      {.layout = kernels::SliceLayout(6, 3),
-       .slices = {{{0, 2}}, {{2, 2}}, {{4, 2}}},
-       .own = 0,
+      {.slices = {{{0, 2}}, {{2, 2}}, {{4, 2}}},
        .rows = {.tensor = "", .rows = {0, 6}},
        .row_bytes = kRowBytes,
        .read =

@@ -13,6 +13,7 @@
 #include "server/engine/common/random_id.h"
 #include "server/engine/device/cpu/cpu_backend.h"
 #include "server/engine/device/replica_connection.h"
+#include "server/engine/replicas/own_part.h"
 #include "tests/conformance/rank_threads.h"
 #include "tests/unit/kernels/thread_ranks.h"
 
@@ -43,18 +44,12 @@ std::pair<std::function<void(absl::StatusOr<Answered>)>, std::future<absl::Statu
           std::move(asked)};
 }
 
-// A replica that is reached by calls.
-class HeadPart : public ReplicaPart {
+// A replica that is reached by calls: as the coordinator's own, but that it does not come last.
+class HeadPart : public OwnPart {
  public:
-  HeadPart(std::shared_ptr<Head> head, std::shared_ptr<const ReplicaCommunicators> replicas)
-      : head_(std::move(head)), replicas_(std::move(replicas)) {}
+  HeadPart(const std::shared_ptr<Head>& head, const std::shared_ptr<const ReplicaCommunicators>& replicas)
+      : OwnPart(head, replicas), head_(head), replicas_(replicas) {}
 
-  void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override {
-    head_->SealPart(end, done);
-  }
-  void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<GradientStats>)> done) override {
-    head_->SumPart(window_tokens, replicas_, std::move(done));
-  }
   void Step(const JointStep& step, std::function<void(absl::Status)> done) override {
     head_->StepPart(step, replicas_,
                     [head = head_, step, done = std::move(done)](const absl::Status& status) {
@@ -69,17 +64,8 @@ class HeadPart : public ReplicaPart {
   void Hold(const FlushInfo& flush, std::function<void(absl::Status)> done) override {
     done(head_->HoldPart(flush));
   }
-  void Decide(const std::string& flush_id, FlushFate fate, std::function<void(absl::Status)> done) override {
-    done(head_->DecidePart(flush_id, fate));
-  }
-  void EndFlush(const std::string& flush_id, std::function<void(absl::Status)> done) override {
-    done(head_->EndFlushPart(flush_id));
-  }
-  void ReadRows(const PartRows& rows, std::function<void(absl::StatusOr<std::string>)> done) override {
-    head_->ReadPartRows(rows, std::move(done));
-  }
-  void WriteRows(const PartRows& rows, std::string bytes, std::function<void(absl::Status)> done) override {
-    head_->WritePartRows(rows, std::move(bytes), std::move(done));
+  void EndFlush(const std::string& flush_id, FlushFate fate, Done done) override {
+    done(head_->EndFlushPart(flush_id, fate));
   }
 
  private:
@@ -207,7 +193,7 @@ ReplicaServers::ReplicaServers(const SetSize& size, const HeadConfig& config, En
   const bool by_calls = end_together_ == nullptr && replicas_ > 1;
   if (by_calls) {
     end_together_ = [this](std::shared_ptr<Head> head, WindowEnd end) {
-      EndWindow(std::move(head), std::move(end), Others());
+      endings_.Run([this, head = std::move(head), end = std::move(end)] { EndWindow(head, end, Others()); });
     };
     find_part_ = [this](const Head& /*head*/, int32_t replica) { return Reach(replica); };
   }
@@ -269,8 +255,8 @@ void ReplicaServers::Replace(int32_t replica) {
   server = std::make_unique<ReplicaServer>(OptionsOf(replica), DeviceOf(replica));
 }
 
-EndingReplicas ReplicaServers::Others() {
-  EndingReplicas replicas;
+JointReplicas ReplicaServers::Others() {
+  JointReplicas replicas;
   replicas.own = connected_[0];
   replicas.epoch = epoch_;
   replicas.on_broken = [](const absl::Status& why) { ADD_FAILURE() << why; };

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/engine/common/worker_pool.h"
 #include "server/engine/engine.h"
 #include "server/engine/replicas/window_ending.h"
 #include "tests/unit/engine/engine_fixture.h"
@@ -146,7 +147,7 @@ class ReplicaServers {
   EngineOptions OptionsOf(int32_t replica) const;
   std::unique_ptr<Device> DeviceOf(int32_t replica) const;
   void Connect();
-  EndingReplicas Others();
+  JointReplicas Others();
   std::shared_ptr<ReplicaPart> Reach(int32_t replica);
 
   const int32_t replicas_;
@@ -160,6 +161,7 @@ class ReplicaServers {
   std::vector<std::unique_ptr<ReplicaServer>> servers_;
   // By replica; none if something else ends windows.
   std::vector<std::shared_ptr<const ReplicaCommunicators>> connected_;
+  WorkerPool endings_{1};
 };
 
 }  // namespace lossd::engine::testing

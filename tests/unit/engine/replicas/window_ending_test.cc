@@ -7,9 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <future>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 #include "tests/unit/engine/replicas/replica_servers.h"
@@ -205,32 +203,6 @@ TEST(GroupsTest, ReplicasOfTwoRanksHaveTheBitsOfThoseOfOne) {
       }
     }
   }
-}
-
-TEST(PartTest, SumsThatWereDroppedAreNotSteppedBy) {
-  ReplicaServers servers(2, ReplicaServers::AdamWHead(), [](const auto&, const auto&) {});
-  const std::shared_ptr<Head> head = servers.at(0).head();
-  servers.at(0).head()->ApplyStep(1, {}, Rate(1e-2), [](const auto&) {});
-  const auto wait = [](auto begin) {
-    std::promise<absl::Status> done;
-    begin([&done](const auto& answer) {
-      if constexpr (std::is_same_v<std::decay_t<decltype(answer)>, absl::Status>) {
-        done.set_value(answer);
-      } else {
-        done.set_value(answer.status());
-      }
-    });
-    return done.get_future().get();
-  };
-  ASSERT_TRUE(wait([&](auto done) { head->SealPart(*head->part().end, done); }).ok());
-  ASSERT_TRUE(
-      wait([&](auto done) { head->SumPart(0, std::make_shared<ReplicaCommunicators>(), done); }).ok());
-  EXPECT_EQ(head->part().phase, EndingPhase::kSummed);
-  head->DropSums();
-  EXPECT_EQ(head->part().phase, EndingPhase::kSealed);
-  EXPECT_FALSE(wait([&](auto done) { head->StepPart({.skipped = true}, nullptr, done); }).ok());
-  head->ReopenPart(absl::AbortedError("it is over"));
-  EXPECT_EQ(head->part().phase, EndingPhase::kOpen);
 }
 
 TEST(CoordinatorTest, WindowsAreEndedByReplicaZeroAlone) {

@@ -85,16 +85,6 @@ TEST_F(FaultyExchangeTest, WhatHangsIsAbortedWhenTheCoordinatorEndsTheEpoch) {
   EXPECT_EQ(set_.servers().at(1).engine().replicas().Read().epochs, 2U);
 }
 
-TEST_F(FaultyExchangeTest, WhoHangsWhileItIsFilledIsFilledInTheNextEpoch) {
-  set_.MeetAll();
-  Hang(1);
-  FailThen(0);
-  set_.Replace(1);
-  AwaitHanging();
-  set_.AwaitWhole();
-  EXPECT_EQ(set_.servers().at(1).Weights(), set_.servers().at(0).Weights());
-}
-
 TEST_F(FaultyExchangeTest, WhoIsMissingIsNamedBeforeWhatHangsHasEnded) {
   set_.MeetAll();
   std::atomic<bool> released = false;
@@ -161,9 +151,6 @@ TEST_F(FaultyExchangeTest, ADeviceThatFailsInAnExchangeEndsItsServer) {
   const absl::Status step = set_.servers().Step(1, set_.servers().Marks(), kStep).status();
   EXPECT_FALSE(step.ok());
   while (failed_ != 1) Pause();  // the other one may notice the loss before
-  set_.Replace(1);
-  set_.AwaitWhole();
-  EXPECT_TRUE(StepUntilAnswered().ok());
 }
 
 TEST_F(FaultyExchangeTest, AReplicaThatIsLostEndsNoServer) {
@@ -172,15 +159,6 @@ TEST_F(FaultyExchangeTest, AReplicaThatIsLostEndsNoServer) {
   set_.servers().at(0).Compute(7, 3);
   EXPECT_TRUE(StepUntilAnswered().ok());
   EXPECT_EQ(failed_, -1);
-}
-
-TEST_F(FaultyExchangeTest, ADeviceThatFailsWhileItIsFilledEndsItsServer) {
-  set_.MeetAll();
-  faults(1).Arm([](const std::function<bool()>& /*aborted*/) {
-    return Result(Code::kDeviceFailed, "an illegal address");
-  });
-  set_.Replace(1);
-  while (failed_ != 1) Pause();
 }
 
 TEST_F(FaultyExchangeTest, ADeviceThatCannotBeConnectedEndsItsServer) {

@@ -10,15 +10,19 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/common/random_id.h"
 #include "server/rpc/replicas/head_commands.h"
+#include "tests/unit/engine/checkpoint/checkpoint_folder.h"
+#include "tests/unit/rpc/replicas/checkpointed_servers.h"
 #include "tests/unit/rpc/replicas/set_under_test.h"
 
 namespace lossd::rpc::replica_set_test {
@@ -93,9 +97,8 @@ TEST_P(JointHeadsTest, ACommitThatIsRepeatedAnswersTheSame) {
   const absl::StatusOr<uint64_t> version = Commit(head, id);
   ASSERT_TRUE(version.ok()) << version.status();
   EXPECT_EQ(Commit(head, id), version);
-  set.Replace(0);
-  set.AwaitWhole();
-  EXPECT_EQ(Commit(*set.servers().at(0).head(), id), version) << "also by who was filled";
+  set.MeetAgain();
+  EXPECT_EQ(Commit(head, id), version);
 }
 
 TEST_P(JointHeadsTest, AWriteThatIsNotWholeIsPublishedNowhere) {
@@ -237,8 +240,7 @@ TEST(JointHeads, OneThatSomeHaveCreatedIsDeletedInTheNextEpoch) {
     for (int32_t replica = 0; replica < 3; ++replica) {
       if (replica != creator) set.servers().at(replica).engine().DropHead("other");
     }
-    set.Replace(2);
-    set.AwaitWhole();
+    set.MeetAgain();
     for (int32_t replica = 0; replica < 3; ++replica) {
       EXPECT_FALSE(Has(set, replica, "other")) << "at replica " << replica << " of creator " << creator;
     }
@@ -257,38 +259,6 @@ TEST(JointHeads, OneThatOthersAloneHaveCanBeDeleted) {
   released.get_future().wait();
   EXPECT_FALSE(Has(set, 2, "other"));
   EXPECT_EQ(coordinator.DeleteHead("other", Discard::kNo).code(), absl::StatusCode::kNotFound);
-}
-
-// Its replicas contradict each other, so that one which comes back is not given it: that is no deletion.
-TEST(JointHeads, OneThatAReplicaCouldNotBeFilledWithStays) {
-  SetUnderTest set(4);
-  set.MeetAll();
-  const std::vector<float> rows = set.servers().at(0).Weights();
-  set.servers().at(3).WriteWeights(2);
-  set.Replace(1);
-  set.AwaitWhole();
-  EXPECT_FALSE(Has(set, 1, "h"));
-  set.MeetAgain();
-  for (const int32_t replica : {0, 2, 3}) ASSERT_TRUE(Has(set, replica, "h")) << "at replica " << replica;
-  set.Replace(3);  // which has contradicted
-  set.AwaitWhole();
-  for (int32_t replica = 0; replica < 4; ++replica) {
-    ASSERT_TRUE(Has(set, replica, "h")) << "at replica " << replica;
-    EXPECT_EQ(set.servers().at(replica).Weights(), rows) << "at replica " << replica;
-  }
-}
-
-// Nobody who is left has all of it: the other heads go on.
-TEST(JointHeads, OneThatCannotBeFilledAnyMoreHoldsUpNobody) {
-  SetUnderTest set(3);
-  set.MeetAll();
-  set.servers().at(2).WriteWeights(2);
-  set.Replace(1);
-  set.AwaitWhole();
-  set.Replace(2);
-  set.AwaitWhole();
-  EXPECT_TRUE(Has(set, 0, "h"));
-  EXPECT_TRUE(set.servers().at(0).engine().CreateHead(OtherHead()).ok());
 }
 
 class DeletedHeadTest : public ::testing::Test {
@@ -330,11 +300,10 @@ TEST_F(DeletedHeadTest, AChunkThatComesMeanwhileDoesNotKeepItAtOneReplica) {
   EXPECT_FALSE(computed.get().ok());
 }
 
-TEST_F(DeletedHeadTest, ChunksGoOnWhenTheCoordinatorIsLostMeanwhile) {
+TEST_F(DeletedHeadTest, ChunksGoOnWhenTheyPartMeanwhile) {
   ASSERT_TRUE(Do(group::v1::DeleteReplica::BEGIN).ok());
   std::future<absl::Status> computed = BeginToCompute();
-  set_.Replace(0);
-  set_.AwaitWhole();
+  set_.MeetAgain();
   const absl::Status taken = computed.get();
   EXPECT_TRUE(taken.ok()) << taken;
 }
@@ -409,28 +378,34 @@ TEST_F(DeletedHeadTest, AWriteThatIsPublishedMeanwhileIsAnswered) {
   EXPECT_EQ(coordinator.replicas().Read().epochs, 1U);
 }
 
-class FaultyWritesTest : public ::testing::TestWithParam<Kills> {};
+struct CutWrites {
+  int32_t replicas;
+  uint32_t seed;
+};
+void PrintTo(const CutWrites& cut, std::ostream* out) {
+  *out << cut.replicas << " replicas, seed " << cut.seed;
+}
 
-TEST_P(FaultyWritesTest, WhoIsAnsweredFindsTheWeightsEverywhere) {
-  SetUnderTest set(GetParam().size, ReplicaServers::AdamWHead(), PlanOf(GetParam()));
-  const int32_t replicas = GetParam().size.replicas;
+class CutWritesTest : public ::testing::TestWithParam<CutWrites> {};
+
+TEST_P(CutWritesTest, WhoIsAnsweredFindsTheWeightsEverywhere) {
+  const int32_t replicas = GetParam().replicas;
+  const engine::CheckpointFolder folder;
+  SetUnderTest set(
+      {replicas}, ReplicaServers::AdamWHead(),
+      [random = std::mt19937(GetParam().seed)](int /*connection*/) mutable {
+        return lossd::testing::CutAfter(std::uniform_int_distribution<int64_t>(500, 9000)(random));
+      },
+      {}, KeptIn(folder));
   for (int32_t replica = 0; replica < replicas; ++replica) set.Meet(replica);
   set.AwaitWhole();
-  std::mt19937 random(GetParam().seed);
+  engine::Engine& coordinator = set.servers().at(0).engine();
   uint64_t last = set.servers().at(0).head()->weight_version();
   for (uint64_t write = 1; write <= 8; ++write) {
+    // Of before it, to which all go back if some have published it.
+    while (!coordinator.SaveCheckpoint("h", absl::StrCat("w-", write)).ok()) set.AwaitWhole();
     const std::vector<float> rows = RowsOf(write);
-    std::thread kills;
-    // The coordinator's own engine is what the writer calls: it stays, and loses the others.
-    if (!GetParam().cut) {
-      kills = std::thread(
-          [&, victim = 1 + static_cast<int32_t>(random() % (replicas - 1)), wait = random() % 8000] {
-            std::this_thread::sleep_for(std::chrono::microseconds(wait));
-            set.Replace(victim);
-          });
-    }
     const uint64_t version = WriteUntilPublished(set, rows);
-    if (kills.joinable()) kills.join();
     set.AwaitWhole();
     EXPECT_GT(version, last);
     last = version;
@@ -441,32 +416,7 @@ TEST_P(FaultyWritesTest, WhoIsAnsweredFindsTheWeightsEverywhere) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Replicas, FaultyWritesTest,
-                         ::testing::Values(Kills{{2}, 1}, Kills{{3}, 2}, Kills{{2}, 3, true},
-                                           Kills{{3}, 4, true}));
-
-TEST(JointHeads, AWriteThatOneReplicaCannotPublishIsSettledByAll) {
-  for (bool refused = false; !refused;) {  // until the head goes between the two rounds
-    SetUnderTest set(3);
-    set.MeetAll();
-    const std::shared_ptr<engine::Head> head = set.servers().at(0).head();
-    const absl::StatusOr<std::string> id = Stage(*head, RowsOf(7));
-    ASSERT_TRUE(id.ok()) << id.status();
-    std::atomic<bool> over = false;
-    std::thread drops([&] {
-      const std::shared_ptr<engine::Head> its = set.servers().at(1).head();
-      while (!over && its->part().prepared_write.empty()) {
-      }
-      set.servers().at(1).engine().DropHead("h");
-    });
-    refused = !Commit(*head, *id).ok();
-    over = true;
-    drops.join();
-    while (refused && set.servers().at(0).engine().replicas().Read().epochs < 2) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-}
+INSTANTIATE_TEST_SUITE_P(Replicas, CutWritesTest, ::testing::Values(CutWrites{2, 3}, CutWrites{3, 4}));
 
 }  // namespace
 }  // namespace lossd::rpc::replica_set_test

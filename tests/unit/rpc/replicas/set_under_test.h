@@ -8,8 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <ostream>
-#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -119,7 +117,8 @@ class SetUnderTest {
   bool AnyIn(EndingPhase phase) {
     if (!started_) return false;
     for (int32_t replica = 0; replica < replicas_; ++replica) {
-      if (servers_.at(replica).head()->part().phase == phase) return true;
+      const auto head = servers_.at(replica).engine().FindHead("h");
+      if (head.ok() && (*head)->phase() == phase) return true;
     }
     return false;
   }
@@ -127,9 +126,7 @@ class SetUnderTest {
  private:
   uint64_t EpochsOf(int32_t replica) { return servers_.at(replica).engine().replicas().Read().epochs; }
   void CustomizeCoordinator(engine::EngineOptions& options) {
-    options.find_replicas = [this](const engine::Head& head, absl::Duration timeout) {
-      return sets_.at(0)->FindReplicas(head, timeout);
-    };
+    options.find_replicas = [this](const engine::Head& head) { return sets_.at(0)->FindReplicas(head); };
     options.create_together = [this](const HeadConfig& head) {
       return started_ ? sets_.at(0)->CreateTogether(head) : absl::OkStatus();
     };
@@ -161,37 +158,6 @@ class SetUnderTest {
   ReplicaServers servers_;
   FaultProxy proxy_;  // its threads look at the servers
 };
-
-// When connections are cut: in this phase of some replica's, or at any time.
-struct Cuts {
-  SetSize size;
-  std::optional<EndingPhase> in;
-};
-inline void PrintTo(const Cuts& cuts, std::ostream* out) {
-  PrintTo(cuts.size, out);
-  *out << ", ";
-  if (cuts.in.has_value()) {
-    *out << "in phase " << static_cast<int>(*cuts.in);
-  } else {
-    *out << "at any time";
-  }
-}
-
-struct Kills {
-  SetSize size;
-  uint32_t seed;
-  bool cut = false;  // connections as well, in particular while one is being filled
-};
-inline void PrintTo(const Kills& kills, std::ostream* out) {
-  PrintTo(kills.size, out);
-  *out << ", seed " << kills.seed << (kills.cut ? ", and cuts" : "");
-}
-inline FaultProxy::Plan PlanOf(const Kills& kills) {
-  if (!kills.cut) return {};
-  return [random = std::mt19937(kills.seed)](int /*connection*/) mutable {
-    return lossd::testing::CutAfter(std::uniform_int_distribution<int64_t>(500, 9000)(random));
-  };
-}
 
 }  // namespace lossd::rpc::replica_set_test
 

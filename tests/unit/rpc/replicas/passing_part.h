@@ -1,6 +1,6 @@
-// A replica's part in checkpoints that a test changes in one respect.
-#ifndef LOSSD_TESTS_UNIT_RPC_REPLICAS_PASSING_CHECKPOINT_PART_H_
-#define LOSSD_TESTS_UNIT_RPC_REPLICAS_PASSING_CHECKPOINT_PART_H_
+// A replica that a test changes in one respect.
+#ifndef LOSSD_TESTS_UNIT_RPC_REPLICAS_PASSING_PART_H_
+#define LOSSD_TESTS_UNIT_RPC_REPLICAS_PASSING_PART_H_
 
 #include <functional>
 #include <memory>
@@ -13,10 +13,22 @@
 namespace lossd::rpc::replica_set_test {
 
 // Passes everything on to `part`.
-class PassingCheckpointPart : public engine::CheckpointPart {
+class PassingPart : public engine::ReplicaPart {
  public:
-  explicit PassingCheckpointPart(std::shared_ptr<engine::CheckpointPart> part) : part_(std::move(part)) {}
+  explicit PassingPart(std::shared_ptr<engine::ReplicaPart> part) : part_(std::move(part)) {}
 
+  void Seal(const engine::WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override {
+    part_->Seal(end, std::move(done));
+  }
+  void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<engine::GradientStats>)> done) override {
+    part_->Sum(window_tokens, std::move(done));
+  }
+  void Step(const engine::JointStep& step, Done done) override { part_->Step(step, std::move(done)); }
+  void Reopen(const absl::Status& why, Done done) override { part_->Reopen(why, std::move(done)); }
+  void Hold(const engine::FlushInfo& flush, Done done) override { part_->Hold(flush, std::move(done)); }
+  void EndFlush(const std::string& flush_id, engine::FlushFate fate, Done done) override {
+    part_->EndFlush(flush_id, fate, std::move(done));
+  }
   void Capture(const engine::WindowPlace& place, const std::vector<engine::SessionMarks>& named,
                std::function<void(absl::StatusOr<engine::HeadCheckpoint>)> done) override {
     part_->Capture(place, named, std::move(done));
@@ -40,9 +52,9 @@ class PassingCheckpointPart : public engine::CheckpointPart {
   void InstallRestored(Done done) override { part_->InstallRestored(std::move(done)); }
 
  private:
-  const std::shared_ptr<engine::CheckpointPart> part_;
+  const std::shared_ptr<engine::ReplicaPart> part_;
 };
 
 }  // namespace lossd::rpc::replica_set_test
 
-#endif  // LOSSD_TESTS_UNIT_RPC_REPLICAS_PASSING_CHECKPOINT_PART_H_
+#endif  // LOSSD_TESTS_UNIT_RPC_REPLICAS_PASSING_PART_H_
