@@ -211,6 +211,21 @@ INSTANTIATE_TEST_SUITE_P(DoneOrNot, UnconfirmedCommitTest,
                          ::testing::Values(Fate::kDone, Fate::kNeverArrived, Fate::kCancelledOnItsWay));
 INSTANTIATE_TEST_SUITE_P(Done, CommitDoneTest, ::testing::Values(Fate::kDone));
 
+// What began without an answer
+
+TEST_P(CommitDoneTest, AFlushWhoseBeginningWasNotAnsweredDoesNotKeepTheWindow) {
+  const std::vector<float> window = server_.window();
+  server_.recorder().LoseAnswers("BeginFlush", kAlways);
+  ASSERT_EQ(Flush().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(server_.window_state(), v1::WINDOW_STATE_FROZEN);
+  server_.recorder().LoseAnswers("BeginFlush", 0);
+  // Another flush than that one, which it would join.
+  const auto other = head_->Flush({.gradient_scale = 2}, marks_, gradient_.data());
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(gradient_.at(kHidden), 2 * window.at(kHidden));
+  EXPECT_EQ(server_.observed().aborts, 1);
+}
+
 // What is not confirmed by the caller
 
 TEST_P(CommitDoneTest, AFlushThatIsNotConfirmedLeavesTheWindowWhole) {
