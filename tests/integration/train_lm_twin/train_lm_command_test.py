@@ -46,7 +46,8 @@ class Command(unittest.TestCase):
     def test_a_server_that_never_comes_is_asked_after_and_one_that_goes_is_asked_once(self):
         nowhere = f"127.0.0.1:{free_port()}"
         waiting = self.begin(nowhere, "--steps", "3")
-        with LossdServer(LOSSD, "--device=cpu") as server:
+        # At a port that no other test's server takes meanwhile: that one would answer.
+        with LossdServer(LOSSD, "--device=cpu", f"--listen=127.0.0.1:{free_port()}") as server:
             trainer = self.begin(server.target, "--steps", "100000000")
             trainer.await_log("step")
             server.kill()
