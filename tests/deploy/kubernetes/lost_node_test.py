@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests import KUBERNETES
+from programs import run
 
 SCRIPT = KUBERNETES / "lost_node.sh"
 
@@ -80,8 +81,7 @@ class LostNode(unittest.TestCase):
         (self.folder / "cluster.json").write_text(json.dumps(self.cluster), encoding="utf-8")
         environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", "LOSSD_POLL_SECONDS": "0.1"}
         environment["LOSSD_PATIENCE_SECONDS"] = "0"
-        command = [SCRIPT, *arguments]
-        return subprocess.run(command, input=answer, capture_output=True, text=True, check=False, env=environment, timeout=20)
+        return run(SCRIPT, *arguments, input=answer, env=environment)
 
     def changes(self) -> list[str]:
         file = self.folder / "changes"
