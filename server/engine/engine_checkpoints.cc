@@ -338,8 +338,8 @@ absl::StatusOr<Engine::WentBack> Engine::GoBack(const std::vector<std::string>& 
       went.gone.push_back(name);
       continue;
     }
-    absl::StatusOr<CheckpointInfo> restored = reader.ok() ? GoBackTo(*std::move(reader), others)
-                                                          : absl::StatusOr<CheckpointInfo>(reader.status());
+    absl::StatusOr<CheckpointInfo> restored =
+        reader.ok() ? GoBackTo(*std::move(reader), others) : absl::StatusOr<CheckpointInfo>(reader.status());
     Count(restored.ok(), begun, &counters_.checkpoint_restores);
     if (!restored.ok()) return restored.status();
     went.restored.push_back(*std::move(restored));

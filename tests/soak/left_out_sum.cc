@@ -17,20 +17,20 @@ constexpr size_t kMostFloats = size_t{1} << 22;  // far more than any head of th
 }  // namespace
 
 // What --wrap makes of SliceExchange::Sum, and of calls to it.
-#define LOSSD_SUM(prefix) prefix##_ZN5lossd7kernels11collectives13SliceExchange3SumEPKfiiRKNS2_4SumsEPvS8_
+#define LOSSD_SUM(prefix) prefix##_ZN5lossd7kernels11collectives13SliceExchange3SumEPKfiiPfPvS6_
 #ifdef __clang__
 #pragma clang diagnostic ignored "-Wreturn-type-c-linkage"  // only the names are to be plain
 #endif
 extern "C" {
 // NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming): the linker's
 Result LOSSD_SUM(__real_)(SliceExchange* exchange, const float* gradient, int32_t piece, int32_t pieces,
-                          const SliceExchange::Sums& sums, void* scratch, void* stream);
+                          float* sum, void* scratch, void* stream);
 Result LOSSD_SUM(__wrap_)(SliceExchange* exchange, const float* gradient, int32_t piece, int32_t pieces,
-                          const SliceExchange::Sums& sums, void* scratch, void* stream) {
+                          float* sum, void* scratch, void* stream) {
   static const auto& nothing = *new std::vector<float>(kMostFloats);
   static std::atomic<int64_t> sums_so_far = 0;
   if (++sums_so_far % kSumsUntilOneIsLeftOut == 0) gradient = nothing.data();
-  return LOSSD_SUM(__real_)(exchange, gradient, piece, pieces, sums, scratch, stream);
+  return LOSSD_SUM(__real_)(exchange, gradient, piece, pieces, sum, scratch, stream);
 }
 // NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)
 }

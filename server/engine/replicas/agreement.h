@@ -22,8 +22,8 @@ struct MetReplica {
     bool operator==(const MetHead&) const = default;
   };
 
-  // Of the set that it has settled with; 0: it has settled with none. Another one after each time that a
-  // replica has come in the place of one that was lost.
+  // The number of the set that it has settled with; 0: it has settled with none. Another one after each time
+  // that a replica has come in the place of one that was lost.
   uint64_t history = 0;
   std::map<std::string, MetHead> heads = {};  // by name
 };

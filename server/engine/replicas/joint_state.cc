@@ -72,9 +72,8 @@ HeadCheckpoint MergeParts(std::vector<HeadCheckpoint> parts) {
 void GoBackToWindowBegin(HeadCheckpoint* part) {
   part->window.tokens = part->window.next_tokens = 0;
   part->gradients.clear();
-  std::erase_if(part->sessions, [](const SessionCheckpoint& entry) {
-    return entry.session.state == SessionState::kClosed;
-  });
+  std::erase_if(part->sessions,
+                [](const SessionCheckpoint& entry) { return entry.session.state == SessionState::kClosed; });
   for (SessionCheckpoint& entry : part->sessions) {
     for (AccumulationLedger::Lane& lane : entry.session.lanes) {
       lane.accepted = lane.started = lane.applied = lane.base;

@@ -275,7 +275,7 @@ class MeetingReplica final : public ReplicaSet {
 
   ReplicaSetOptions options_;
   engine::Engine* engine_ = nullptr;
-  absl::Duration search_ = kSearch;  // the thread's
+  absl::Duration search_ = kSearch;         // the thread's
   absl::Time told_draining_;                // of who drains this server
   std::atomic<const char*> agreeing_ = "";  // what the others are to say next
 

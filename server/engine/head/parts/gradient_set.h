@@ -44,7 +44,7 @@ class GradientSet {
   absl::Status ReadRows(const WindowGradient& of, float scale, int64_t first_row, int64_t rows, float* out);
   absl::Status ReadBias(const WindowGradient& of, float scale, int64_t first_row, int64_t rows, float* out);
 
-  // Of the sum times `scale`: a flush's answer, and what a trainer clips by.
+  // Statistics of the sum times `scale`: a flush's answer, and what a trainer clips by.
   absl::StatusOr<GradientStats> Stats(const WindowGradient& of, double scale);
 
   // Adds those of the sessions to the window's, which holds the sum then; theirs are empty.
@@ -64,7 +64,7 @@ class GradientSet {
   absl::Status ForEachPiece(const WindowGradient& of, float scale,
                             absl::FunctionRef<void(std::span<const float> rows)> add);
   absl::StatusOr<std::vector<float>> Bias(const WindowGradient& of, float scale);
-  // Of a sum with sessions, which the device does not hold.
+  // Stats of a sum with sessions, which the device does not hold.
   absl::StatusOr<GradientStats> StatsHere(const WindowGradient& of, float scale);
 
   const int64_t vocab_size_;

@@ -1,4 +1,5 @@
-// What replicas agree on when they meet: a head goes on that all of them have alike, and every other goes back.
+// What replicas agree on when they meet: a head goes on that all of them have alike, and every other goes
+// back.
 #include "server/engine/replicas/agreement.h"
 
 #include <gmock/gmock.h>

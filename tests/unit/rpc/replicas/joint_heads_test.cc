@@ -402,7 +402,7 @@ TEST_P(CutWritesTest, WhoIsAnsweredFindsTheWeightsEverywhere) {
   engine::Engine& coordinator = set.servers().at(0).engine();
   uint64_t last = set.servers().at(0).head()->weight_version();
   for (uint64_t write = 1; write <= 8; ++write) {
-    // Of before it, to which all go back if some have published it.
+    // All go back to what was before it, if some have published it.
     while (!coordinator.SaveCheckpoint("h", absl::StrCat("w-", write)).ok()) set.AwaitWhole();
     const std::vector<float> rows = RowsOf(write);
     const uint64_t version = WriteUntilPublished(set, rows);

@@ -462,7 +462,8 @@ TEST(ReplicaCheckpoint, RowsOfAnotherSizeThanWasAskedForAreNotSaved) {
     for (const int64_t more : {4, -4}) {
       auto replicas = *servers.set().set(0).FindReplicas(*head);
       for (auto& part : replicas.others) part = std::make_shared<OddPart>(std::move(part), tensor, more);
-      const absl::Status saved = engine::SaveTogether(head, replicas, {}, engine::SavedWindow::kAsItIs, &sink).status();
+      const absl::Status saved =
+          engine::SaveTogether(head, replicas, {}, engine::SavedWindow::kAsItIs, &sink).status();
       EXPECT_EQ(saved.code(), absl::StatusCode::kInternal) << saved << ", '" << tensor << "', " << more;
     }
   }

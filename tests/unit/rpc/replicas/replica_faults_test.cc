@@ -72,7 +72,7 @@ class Reference {
     while (!weights_.contains(generation)) EndWindow();
     return weights_.at(generation);
   }
-  // Of a window that a flush ends.
+  // The window is one that a flush ends.
   const std::vector<float>& Gradient(uint64_t generation) {
     while (!gradients_.contains(generation)) EndWindow();
     return gradients_.at(generation);
@@ -224,14 +224,18 @@ TEST_P(ReplicaFaultsTest, AllAreWhatOneServerIsAfterAsManyWindows) {
   }
   EXPECT_EQ(kills_ > 0, GetParam().kills);
   // Few come just while a replica steps.
-  if (!GetParam().in.has_value()) { EXPECT_EQ(set_.proxy().faults() > 0, GetParam().cuts); }
+  if (!GetParam().in.has_value()) {
+    EXPECT_EQ(set_.proxy().faults() > 0, GetParam().cuts);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Replicas, ReplicaFaultsTest,
-    ::testing::Values(Faults{.size = {2}, .seed = 1, .kills = true}, Faults{.size = {3}, .seed = 2, .kills = true},
+    ::testing::Values(Faults{.size = {2}, .seed = 1, .kills = true},
+                      Faults{.size = {3}, .seed = 2, .kills = true},
                       Faults{.size = {2, 2}, .seed = 3, .kills = true},
-                      Faults{.size = {2}, .seed = 4, .cuts = true}, Faults{.size = {3}, .seed = 5, .cuts = true},
+                      Faults{.size = {2}, .seed = 4, .cuts = true},
+                      Faults{.size = {3}, .seed = 5, .cuts = true},
                       Faults{.size = {2}, .seed = 6, .cuts = true, .in = EndingPhase::kSealed},
                       Faults{.size = {3}, .seed = 7, .cuts = true, .in = EndingPhase::kSummed},
                       Faults{.size = {2}, .seed = 8, .cuts = true, .in = EndingPhase::kStepping},
