@@ -1,791 +1,741 @@
-/* Replicas of one head, as docs/decisions/0022-replicas.md has them: each has sessions and a window of its own, and a flush or a step is
- * of all of them. Replica 0 coordinates. An epoch has all replicas or is none: the coordinator begins one when every number has said hello,
- * with what it has kept, and decides from that what becomes of the ending that the last epoch left behind. A window's end: seal everywhere,
- * sum everywhere, and only then step, which nothing undoes. Slice s of the optimizer's state is held by replicas s and s + 1.
+/* Replicas of two heads, as docs/decisions/0022-replicas.md has them: each has sessions and a window of its own, and a flush or a step is
+ * of all of them. Replica 0 coordinates. An epoch has all replicas or is none: it begins when all of them have said hello, with what they
+ * have, and from that all decide alike. A head of which all have the same, unbroken, goes on; of every other one all go back to its newest
+ * checkpoint, or it is gone. Windows end when all know that all are alike: seal everywhere, sum everywhere, step and publish everywhere, the
+ * coordinator last. An error in between ends the epoch.
  *
- * A process may die, and come back with nothing; it may hang, so that another process takes its number, and go on beside it with its old epoch;
- * a connection may break. Messages of an epoch are sets of bits: what was sent may arrive late, several times, or never, if the receiver has
- * left the epoch by then. Each client has one batch for each window, and sends it again, here or to another replica, when its session is gone.
+ * A process may die, and come back with nothing: the coordinator's disk stays. A connection may break at any moment, and each replica
+ * notices when it likes: until then it does what it was told in the epoch, and what it says is heard by who has not noticed either. Nobody
+ * says hello before that, nor while it does what it was told: so there is one epoch at a time, and its messages are sets of bits. A process
+ * that goes on when another one has its number is in an epoch that all others have left; it hears nothing more. At the coordinator a call
+ * that deletes a head ends before it says hello; one that saves or restores a head need not.
  *
- * Batches are bits. Properties: the asserts; no invalid end state, so nobody waits for ever; and no cycle (pan -l).
+ * Each replica has one batch for each window of a head. Batches are bits. Of versions there is no number here: a step and a restore have
+ * one each, and generations and restores count those. Properties: the asserts; no invalid end state, so nobody waits for ever; and no cycle
+ * (pan -l).
  */
 #ifndef REPLICAS
 #define REPLICAS 2 /* or 3 */
 #endif
+#ifndef HEADS
+#define HEADS 2 /* or 1 */
+#endif
 #ifndef STEPS
-#define STEPS 2 /* windows: less than 3 with three replicas */
+#define STEPS 1 /* windows of each head: less than 3 */
 #endif
 #ifndef FLUSHES
-#define FLUSHES 0 /* a set of windows, which are flushed; the others are stepped */
+#define FLUSHES 0 /* a set of heads, whose windows are flushed; those of the others are stepped */
 #endif
 #ifndef FAULTS
-#define FAULTS 2
+#define FAULTS 1
 #endif
-#ifndef MOVES
-#define MOVES 1 /* of a client whose replica may be alive; from one that has lost its number it moves at no cost */
+#ifndef SAVES
+#define SAVES 1
 #endif
-#ifndef OLDS
-#define OLDS 1 /* processes that live on when another one has their number */
+#ifndef ABORTS
+#define ABORTS 1
 #endif
-
-#define CLIENTS REPLICAS
-#define EPOCHS (FAULTS + 2) /* from 1 on; a fault costs one at most */
-#define BIT(c, window) (1 << ((window) * CLIENTS + (c)))
-#define WINDOW(window) (((1 << CLIENTS) - 1) << ((window) * CLIENTS))
-#define IS_FLUSH(window) (((FLUSHES) >> (window)) & 1)
-#define OF_STEP(window, upto) (((window) < (upto) && !IS_FLUSH(window)) -> WINDOW(window) : 0)
-#define STEPPED(upto) (OF_STEP(0, upto) | OF_STEP(1, upto) | OF_STEP(2, upto)) /* what the weights of this generation are made of */
-
-/* --- What is broken on purpose --- */
-#ifdef BUG_SUM_LEFT_OUT
-#define PARTS(e, last) (last - 1)
-#else
-#define PARTS(e, last) (last)
-#endif
-#ifdef BUG_STEP_BEFORE_SUMMED
-#define MAY_STEP(e) (vote[AT(e, 0)] & SUMMED_BIT)
-#else
-#define MAY_STEP(e) ALL_HEARD(e, SUMMED_BIT)
-#endif
-#ifdef BUG_ANSWER_EARLY
-#define MAY_ANSWER(e) (vote[AT(e, 0)] & ENDED_BIT)
-#else
-#define MAY_ANSWER(e) ALL_HEARD(e, ENDED_BIT)
-#endif
-#ifdef BUG_OLD_VOTE
-#define HEARD(e, n, what) ((vote[AT(e, n)] | vote[AT(e - 1, n)]) & (what))
-#else
-#define HEARD(e, n, what) SAID(e, n, what)
-#endif
-#ifdef BUG_OLD_COMMAND
-#define TOLD(i, what) ((told[ep[i]] | told[ep[i] - 1]) & (what))
-#else
-#define TOLD(i, what) (told[ep[i]] & (what))
+#ifndef CALLS
+#define CALLS 0 /* which restore a head, or delete it */
 #endif
 
-#if REPLICAS == 3
-#define ALL_SAID(e, what) (SAID(e, 0, what) && SAID(e, 1, what) && SAID(e, 2, what))
-#define ALL_HEARD(e, what) (HEARD(e, 0, what) && HEARD(e, 1, what) && HEARD(e, 2, what))
-#define NOBODY_IN (ep[0] == 0 && ep[1] == 0 && ep[2] == 0)
-#else
-#define ALL_SAID(e, what) (SAID(e, 0, what) && SAID(e, 1, what))
-#define ALL_HEARD(e, what) (HEARD(e, 0, what) && HEARD(e, 1, what))
-#define NOBODY_IN (ep[0] == 0 && ep[1] == 0)
-#endif
+#define X(i, h) ((i) * HEADS + (h))
+#define B(i) (1 << (i))
+#define ALL ((1 << REPLICAS) - 1)
+#define BIT(i, window) (1 << ((window) * REPLICAS + (i)))
+#define WINDOW(window) (ALL << ((window) * REPLICAS))
+#define IS_FLUSH(h) (((FLUSHES) >> (h)) & 1)
+#define STEPPED(h, upto) (IS_FLUSH(h) -> 0 : (1 << ((upto) * REPLICAS)) - 1) /* what weights of this generation are made of */
 
-/* --- Processes, by slot: one for each number, and the last one for a process whose number another one has by now --- */
-#define OLD REPLICAS
-#define SLOTS (REPLICAS + 1)
-#define NUMBER(i) ((i) == OLD -> old_number : (i))
-#define NEXT(s) (((s) + 1) % REPLICAS)
-#define BEFORE(s) (((s) + REPLICAS - 1) % REPLICAS)
-byte old_number = 255; /* 255: there is none */
+/* --- Replicas --- */
+#define OUT 0
+#define MET 1    /* all have said hello */
+#define AGREED 2 /* and it has done with its heads what follows from that */
+#define WHOLE 3  /* and knows that all are alike */
+byte at[REPLICAS];
+byte history[REPLICAS]; /* 0: none */
 
+/* --- Their heads --- */
 #define OPEN 0
 #define SEALED 1
 #define SUMMED 2
 #define STEPPING 3
-#define COMMITTING 4 /* a flush: it knows what is to become of it */
-#define ABORTING 5
-bool holds[SLOTS]; /* the weights, and its two slices */
-byte incarnation[SLOTS];
-byte ep[SLOTS];       /* the epoch that it is in; 0: none, and it has said hello */
-bool welcomed[SLOTS]; /* knows what the epoch has decided */
-bool ready[SLOTS];    /* knows that all have done it */
-byte phase[SLOTS], generation[SLOTS];
-byte dw[SLOTS];
-byte own_sum[SLOTS], mirror_sum[SLOTS]; /* of slices i and i - 1 */
-byte own[SLOTS], mirror[SLOTS];         /* the batches in these slices' states, and in their weights */
-byte third[SLOTS];                      /* and in the weights of slice i + 1, where there are three */
-
-/* --- Epochs: what the coordinator has told all, what each has said, by number --- */
-#define READY_BIT 1
-#define SEAL_BIT 2
-#define SUM_BIT 4
-#define STEP_BIT 8
-#define UNSEAL_BIT 16
-#define COMMIT_BIT 32
-#define TO_COMMIT_BIT 64
-#define TO_ABORT_BIT 128
-#define SETTLED_BIT 1
-#define SEALED_BIT 2
-#define REFUSED_BIT 4
-#define GAVE_BIT 8
-#define SUMMED_BIT 16
-#define ENDED_BIT 32
-#define UNSEALED_BIT 64
-#define DECIDED_BIT 128
-#define AT(e, n) ((e) * REPLICAS + (n))
-#define SAID(e, n, what) (vote[AT(e, n)] & (what))
-#define DROP 0   /* the ending that was begun */
-#define GO_ON 1  /* with it */
-#define COMMIT 2 /* the flush */
-byte epoch;
-byte told[EPOCHS];
-byte vote[EPOCHS * REPLICAS];
-byte part[EPOCHS * REPLICAS]; /* of dW, on its way to the others */
-byte mark[EPOCHS * REPLICAS], mark_of[EPOCHS * REPLICAS]; /* what SEAL names: batches, and the incarnation that has them */
-byte verdict[EPOCHS], target[EPOCHS]; /* and the generation that all have when it is done */
-byte fenced[EPOCHS];                  /* numbers whose sessions went elsewhere: their windows are dropped */
-bool broken[EPOCHS];
-
-/* --- Coordinators: that of the newest epoch, and that of one which is over --- */
-#define IDLE 0
-#define JOINING 1
-#define READY 2
-#define SEALING 3
-#define SUMMING 4
-#define ENDING 5
-#define UNSEALING 6
-#define HELD 7 /* by a flush */
-#define DECIDING 8
-#define NO_FLUSH 255
-byte stage[2], of_generation[2], of_flush[2];
-
-/* --- Trainer and clients --- */
-byte window;
-bool sent[CLIENTS];
-byte at[CLIENTS], of_incarnation[CLIENTS]; /* its session */
-byte left[CLIENTS * REPLICAS];             /* by number: one more than the incarnation of a session that may have its batch, too */
-byte answered; /* the generation that the last call was answered with */
+#define HELD 4 /* by a flush */
 #define BEGUN 1
-#define TO_COMMIT 2
-#define TO_ABORT 3
-byte flush, flush_id, aborts = 1;
-byte ended; /* set of windows whose end some replica has published */
-byte faults = FAULTS, moves = MOVES;
-byte lost; /* processes, or their numbers */
-bool over, restored;
-
-hidden byte j, k, low, high, every, any, committed, s;
-
-#ifdef BUG_TWO_COORDINATORS
-byte also[SLOTS]; /* the epoch that it has left */
-#define BOTH(i) (i != OLD && welcomed[i] && also[i] != 0 && ep[OLD] == also[i])
+#define OVERWRITTEN 2
+#define READY 3
+#define EMPTY 1 /* created, and without weights */
+#define FILLED 2
+byte exists[REPLICAS * HEADS];
+byte phase[REPLICAS * HEADS], restoring[REPLICAS * HEADS];
+byte generation[REPLICAS * HEADS], restores[REPLICAS * HEADS];
+byte weights[REPLICAS * HEADS]; /* the batches that they have, its own slice at first */
+byte dw[REPLICAS * HEADS], part[REPLICAS * HEADS] /* of it, on its way to the others */, sum[REPLICAS * HEADS];
+bool got[REPLICAS * HEADS]; /* the mark of the session here: its batch is in some replica's dw */
+#ifdef BUG_BROKEN_FORGOTTEN
+#define BROKEN(x) false
+#else
+#define BROKEN(x) (phase[x] == STEPPING || restoring[x] >= OVERWRITTEN)
 #endif
 
-/* --- A replica --- */
+#ifdef BUG_GENERATIONS_ALONE
+#define SAME_WEIGHTS(x, y) (exists[x] != 0 && exists[y] != 0)
+#else
+#define SAME_WEIGHTS(x, y) (exists[x] == exists[y])
+#endif
 
-#define SETTLED(i) (welcomed[i] && holds[i] && (generation[i] == target[ep[i]] || phase[i] == COMMITTING) && phase[i] != STEPPING)
+/* --- The epoch --- */
+byte epoch = 1;
+bool cut; /* it is over, for who notices */
+byte back; /* heads that go back, and have not yet */
+byte agreed; /* history */
+bool whole; /* told to all others */
+byte known; /* by these */
+/* Of each head: what all are told to do, and who has; and of what they exchange, whose data are there. */
+#define SEAL 1
+#define SUM 2
+#define STEP 3
+#define HOLD 4
+#define COMMIT 5
+#define ABORT 6
+#define REOPEN 7
+#define BEGIN 8
+#define FINISH 9
+#define INSTALL 10
+#define DROP 11
+byte told[HEADS], done[HEADS], gave[HEADS];
+bool refused[HEADS];
+byte named[HEADS]; /* the generation that ends */
+#ifdef BUG_TWO_ENDINGS
+byte busy[REPLICAS]; /* with what is exchanged of a head */
+#define NONE_ENDS (told[h] == 0)
+#define FREE(i, h) (busy[i] == 0)
+#define TAKE(i, h) busy[i] = (h) + 1
+#define LET_GO(i) busy[i] = 0
+#else
+#define NONE_ENDS (told[0] == 0 && told[HEADS - 1] == 0)
+#define FREE(i, h) true
+#define TAKE(i, h) skip
+#define LET_GO(i) skip
+#endif
 
-inline say(i, what) { vote[AT(ep[i], NUMBER(i))] = vote[AT(ep[i], NUMBER(i))] | (what) }
+/* --- The coordinator's disk --- */
+bool tag[HEADS];
+byte tag_generation[HEADS], tag_weights[HEADS], tag_dw[HEADS], tag_got[HEADS];
+byte last_restores[HEADS];
+byte saves = SAVES, saving /* one more than the head */, saving_in, captured, captured_dw, captured_got;
+bool unsaved[HEADS]; /* a save was answered that is not there */
 
-inline say_settled(i) {
-  if
-  :: SETTLED(i) -> say(i, SETTLED_BIT)
-  :: else
-  fi
-}
+/* --- A call that restores a head or deletes it, at the coordinator --- */
+#define RESTORES 1
+#define DELETES 2
+byte calls = CALLS, call, call_of, call_in;
+bool call_last; /* all others have restored it */
+#ifdef BUG_DELETION_NOT_AWAITED
+#define DELETED true
+#else
+#define DELETED (call != DELETES)
+#endif
+#ifdef BUG_RESTORED_FORGOTTEN
+bool forgotten[HEADS]; /* what it is to become */
+#endif
+#define CALLED(h, what) (call == (what) && call_of == (h))
+
+/* --- The trainer of each head: in its window, of the past of so many restores, its clients were told of so many batches --- */
+byte window[HEADS], past[HEADS], acked[HEADS];
+byte aborts = ABORTS;
+byte asked[HEADS], queued[HEADS]; /* how it wants its flush to end, and what the coordinator is to do */
+
+byte faults = FAULTS;
+byte excused; /* heads that may have to go back */
+bool died; /* all may */
+bool over;
+
+hidden byte j, k, y, any, every, together;
+
+#define IN(i) (at[i] >= AGREED)
+#define NOT_YET(i, h) (IN(i) && !(done[h] & B(i)))
+#define SOMEBODY_IN (at[0] != OUT || at[1] != OUT || at[REPLICAS - 1] != OUT)
+
+/* --- Endings --- */
 
 /* The window of this generation is over here. */
-inline begin_window(i) {
-  ended = ended | (1 << generation[i]);
-  generation[i]++;
-  dw[i] = 0;
-  own_sum[i] = 0;
-  mirror_sum[i] = 0;
-  phase[i] = OPEN
+inline begin_window(x) {
+  generation[x]++;
+  dw[x] = 0;
+  got[x] = false;
+  sum[x] = 0;
+  phase[x] = OPEN
 }
 
-inline publish(i) {
-  begin_window(i);
-  assert(own[i] == STEPPED(generation[i]));    /* every batch once, and no other */
-  assert(mirror[i] == STEPPED(generation[i])); /* the mirror is what it mirrors */
-  assert(REPLICAS == 2 || third[i] == STEPPED(generation[i]))
+inline publish(x, g) {
+  begin_window(x);
+  assert(weights[x] == STEPPED(g, generation[x])) /* every batch once, and no other */
 }
 
-inline commit(i) {
-  assert(own_sum[i] == WINDOW(generation[i]) && mirror_sum[i] == own_sum[i]);
-  begin_window(i)
-}
-
-inline take_step(i) {
-  assert(phase[i] == SUMMED);
-  assert(!(own[i] & own_sum[i]) && !(mirror[i] & mirror_sum[i])); /* never twice */
-  own[i] = own[i] | own_sum[i];
-  mirror[i] = mirror[i] | mirror_sum[i];
-  phase[i] = STEPPING
-}
-
-/* What the epoch has decided, of the window that the last one had begun to end. */
-inline welcome(i) {
-  welcomed[i] = true;
+inline seal(i, x, h) {
   if
-  :: fenced[ep[i]] & (1 << NUMBER(i)) ->
-    dw[i] = 0;
-    incarnation[i]++ /* the sessions that it has are over */
-  :: else
-  fi;
-  if
-  :: holds[i] && verdict[ep[i]] == DROP && phase[i] != OPEN ->
-    own_sum[i] = 0;
-    mirror_sum[i] = 0;
-    phase[i] = SEALED /* until everybody knows */
-  :: holds[i] && verdict[ep[i]] == COMMIT && generation[i] < target[ep[i]] -> phase[i] = COMMITTING
-  :: holds[i] && verdict[ep[i]] == GO_ON && generation[i] < target[ep[i]] && phase[i] == SUMMED -> take_step(i)
-  :: else
-  fi;
-  say_settled(i)
-}
-
-/* From whom it has the slices that it holds, once they are settled; all of its windows are gone. */
-#define MAY_REFILL(i) (ep[NEXT(i)] == ep[i] && SETTLED(NEXT(i)) && ep[BEFORE(i)] == ep[i] && SETTLED(BEFORE(i)))
-inline refill(i) {
-  own[i] = mirror[NEXT(i)];
-#ifdef BUG_REFILL_HALF
-  mirror[i] = 0;
-#else
-  mirror[i] = own[BEFORE(i)];
-#endif
-#if REPLICAS == 3
-  third[i] = own[NEXT(i)];
-#endif
-  generation[i] = target[ep[i]];
-  if
-  :: phase[NEXT(i)] == SUMMED -> /* a flush holds the window */
-    own_sum[i] = mirror_sum[NEXT(i)];
-    mirror_sum[i] = own_sum[BEFORE(i)];
-    phase[i] = SUMMED
-  :: else
-  fi;
-  holds[i] = true;
-  ended = ended | ((1 << generation[i]) >> 1); /* the others know it, if they have not ended it yet */
-  say_settled(i)
-}
-
-inline seal(i) {
-  if
-#ifdef BUG_MARKS_UNCHECKED
-  :: true -> phase[i] = SEALED; say(i, SEALED_BIT)
-#else
-  :: dw[i] == mark[AT(ep[i], NUMBER(i))] && (dw[i] == 0 || incarnation[i] == mark_of[AT(ep[i], NUMBER(i))]) -> phase[i] = SEALED; say(i, SEALED_BIT)
-#endif
-  :: else -> say(i, REFUSED_BIT)
-  fi
-}
-
-inline sum(i) {
-  own_sum[i] = 0;
-  for (j : 0 .. PARTS(ep[i], REPLICAS - 1)) {
-    assert(!(own_sum[i] & part[AT(ep[i], j)]));
-    own_sum[i] = own_sum[i] | part[AT(ep[i], j)]
-  };
-#ifdef BUG_MIRROR_OF_OTHER
-  mirror_sum[i] = dw[i];
-#else
-  mirror_sum[i] = own_sum[i]; /* the owner sends it on */
-#endif
-  phase[i] = SUMMED;
-  say(i, SUMMED_BIT)
-}
-
-/* The weights of the third slice are there. */
-#define HAS_STEPPED(i, h) (ep[h] == ep[i] && welcomed[h] && (phase[h] == STEPPING || generation[h] == generation[i] + 1))
-#if REPLICAS == 3
-#define GATHERED(i) (HAS_STEPPED(i, NEXT(NUMBER(i))) || HAS_STEPPED(i, BEFORE(NUMBER(i))))
-inline gather(i) {
-  if
-  :: HAS_STEPPED(i, NEXT(NUMBER(i))) -> third[i] = own[NEXT(NUMBER(i))]
-  :: else -> third[i] = mirror[BEFORE(NUMBER(i))]
-  fi
-}
-#else
-#define GATHERED(i) true
-inline gather(i) { skip }
-#endif
-
-/* Nobody can hear any more what was said in an epoch. */
-inline forget(e) {
-  any = 0;
-  for (k : 0 .. OLD) { any = any | (ep[k] == (e)) };
-  if
-  :: any -> skip
+  :: exists[x] && phase[x] == OPEN && restoring[x] == 0 && generation[x] == named[h] && got[x] -> phase[x] = SEALED
   :: else ->
-#if !defined(BUG_OLD_VOTE) && !defined(BUG_OLD_COMMAND)
-    told[e] = 0;
-    for (k : 0 .. REPLICAS - 1) {
-      vote[AT(e, k)] = 0;
-      part[AT(e, k)] = 0;
-      mark[AT(e, k)] = 0;
-      mark_of[AT(e, k)] = 0
-    };
-    verdict[e] = 0;
-    target[e] = 0;
-    fenced[e] = 0;
-    broken[e] = false
-#endif
+    assert(restores[x] != past[h]); /* no mark is lost, but by a restore */
+    refused[h] = true
+  fi;
+  done[h] = done[h] | B(i)
+}
+
+inline add_up(i, x, h) {
+  sum[x] = 0;
+  for (j : 0 .. REPLICAS - 1) {
+    assert(!(sum[x] & part[X(j, h)]));
+    sum[x] = sum[x] | part[X(j, h)]
+  };
+  phase[x] = SUMMED;
+  LET_GO(i);
+  done[h] = done[h] | B(i)
+}
+
+inline step(i, x, h) {
+  assert(!(weights[x] & sum[x])); /* never twice */
+  weights[x] = weights[x] | sum[x];
+  phase[x] = STEPPING;
+  gave[h] = gave[h] | B(i)
+}
+
+inline end_flush(x, g) {
+  assert(sum[x] == WINDOW(generation[x]));
+  if
+  :: told[g] == COMMIT -> begin_window(x)
+  :: else -> sum[x] = 0; phase[x] = OPEN
   fi
 }
 
-inline erase(i) {
-  holds[i] = false;
-  welcomed[i] = false;
-  ready[i] = false;
-  phase[i] = OPEN;
-  generation[i] = 0;
-  dw[i] = 0;
-  own_sum[i] = 0;
-  mirror_sum[i] = 0;
-  own[i] = 0;
-  mirror[i] = 0;
-  third[i] = 0
+/* --- Restores --- */
+
+inline erase(x) {
+  exists[x] = 0;
+  phase[x] = OPEN;
+  restoring[x] = 0;
+  generation[x] = 0;
+  restores[x] = 0;
+  weights[x] = 0;
+  dw[x] = 0;
+  sum[x] = 0;
+  got[x] = false
+}
+
+inline install(i, x, g) {
+  exists[x] = FILLED;
+  generation[x] = tag_generation[g];
+  restores[x] = last_restores[g];
+  dw[x] = (i == 0 -> tag_dw[g] : 0);
+  got[x] = (tag_got[g] >> (i)) & 1;
+  sum[x] = 0;
+  phase[x] = OPEN;
+  restoring[x] = 0
+}
+
+/* --- A replica's part in what its head does --- */
+
+proctype Part(byte i; byte h; byte x) {
+  do
+  :: over -> break
+  :: d_step { NOT_YET(i, h) && told[h] == SEAL -> seal(i, x, h) }
+  :: d_step {
+      NOT_YET(i, h) && told[h] == SUM && phase[x] == SEALED && !(gave[h] & B(i)) && FREE(i, h) ->
+      part[x] = dw[x];
+      TAKE(i, h);
+      gave[h] = gave[h] | B(i)
+    }
+  :: d_step { NOT_YET(i, h) && told[h] == SUM && phase[x] == SEALED && gave[h] == ALL -> add_up(i, x, h) }
+  :: d_step { NOT_YET(i, h) && told[h] == STEP && phase[x] == SUMMED -> step(i, x, h) }
+  :: d_step {
+      NOT_YET(i, h) && told[h] == STEP && phase[x] == STEPPING && gave[h] == ALL -> /* all rows are there */
+      if
+      :: i != 0 -> publish(x, h)
+      :: else
+      fi;
+      done[h] = done[h] | B(i)
+    }
+  :: d_step { NOT_YET(i, h) && told[h] == HOLD && phase[x] == SUMMED -> phase[x] = HELD; done[h] = done[h] | B(i) }
+  :: d_step { NOT_YET(i, h) && (told[h] == COMMIT || told[h] == ABORT) && phase[x] == HELD -> end_flush(x, h); done[h] = done[h] | B(i) }
+  :: d_step {
+      NOT_YET(i, h) && told[h] == REOPEN ->
+      if
+      :: phase[x] == SEALED -> phase[x] = OPEN
+      :: else
+      fi;
+      done[h] = done[h] | B(i)
+    }
+  :: d_step {
+      NOT_YET(i, h) && told[h] == BEGIN ->
+      exists[x] = (exists[x] == 0 -> EMPTY : exists[x]);
+      restoring[x] = (restoring[x] == 0 -> BEGUN : OVERWRITTEN);
+      done[h] = done[h] | B(i)
+    }
+  :: d_step {
+      NOT_YET(i, h) && told[h] == FINISH && !(gave[h] & B(i)) ->
+      assert(restoring[x] != 0);
+      restoring[x] = OVERWRITTEN;
+      gave[h] = gave[h] | B(i)
+    }
+  :: d_step {
+      NOT_YET(i, h) && told[h] == FINISH && gave[h] == ALL ->
+      weights[x] = tag_weights[h];
+      restoring[x] = READY;
+      done[h] = done[h] | B(i)
+    }
+#ifdef BUG_INSTALLED_EARLY
+  :: d_step { NOT_YET(i, h) && told[h] == INSTALL && restoring[x] == OVERWRITTEN -> install(i, x, h); done[h] = done[h] | B(i) }
+#endif
+  :: d_step { NOT_YET(i, h) && told[h] == INSTALL && restoring[x] == READY -> install(i, x, h); done[h] = done[h] | B(i) }
+  :: d_step { NOT_YET(i, h) && told[h] == DROP -> erase(x); done[h] = done[h] | B(i) }
+  :: d_step { /* a save, between two batches */
+      IN(i) && saving == h + 1 && saving_in == epoch && !(captured & B(i)) ->
+      assert(phase[x] == OPEN && generation[x] == generation[X(0, h)] && restores[x] == restores[X(0, h)]);
+#ifdef BUG_PART_NOT_SAVED
+      captured_dw = captured_dw | (i == 0 -> dw[x] : 0);
+#else
+      captured_dw = captured_dw | dw[x];
+#endif
+      captured_got = captured_got | (got[x] << i);
+      captured = captured | B(i)
+    }
+  :: d_step { /* a client */
+      window[h] < STEPS && !(acked[h] & B(i)) && exists[x] == FILLED && phase[x] == OPEN && restoring[x] == 0 &&
+        generation[x] == window[h] && restores[x] == past[h] ->
+      if
+      :: got[x] -> skip /* a repeat */
+      :: else -> dw[x] = dw[x] | BIT(i, window[h]); got[x] = true
+      fi;
+      acked[h] = acked[h] | B(i)
+    }
+  od
+}
+
+/* --- Epochs --- */
+
+/* An epoch begins: all replicas come to the same from what all have said. Nothing of it changes before they meet. */
+inline agree() {
+  epoch++;
+  cut = false;
+  back = 0;
+  whole = false;
+  known = 0;
+  together = true;
+  for (j : 1 .. REPLICAS - 1) { together = together && history[j] == history[0] };
+  agreed = (together && history[0] != 0 -> history[0] : epoch);
+#ifdef BUG_GENERATIONS_ALONE
+  together = true;
+#endif
+  for (k : 0 .. HEADS - 1) {
+    any = false;
+    every = together;
+    for (j : 0 .. REPLICAS - 1) {
+      y = X(j, k);
+      any = any || exists[y] != 0;
+      every = every && SAME_WEIGHTS(y, k) && restores[y] == restores[X(0, k)];
+      every = every && generation[y] == generation[X(0, k)];
+#ifndef BUG_NO_FLUSH
+      every = every && (phase[y] == HELD) == (phase[X(0, k)] == HELD);
+#endif
+#ifdef BUG_OTHERS_BROKEN
+      every = every && (j != 0 || !BROKEN(y))
+#else
+      every = every && !BROKEN(y)
+#endif
+    };
+    if
+    :: (any && !every) || (exists[k] != FILLED && tag[k]) -> /* or all have died: replica 0 restores it when it starts */
+      assert(died || (excused & B(k))); /* not for a cut while nothing ends */
+      excused = excused | B(k);
+      back = back | B(k)
+    :: else
+    fi;
+#ifndef BUG_OLD_COMMAND
+    told[k] = 0;
+    done[k] = 0;
+    gave[k] = 0;
+    refused[k] = false;
+    named[k] = 0;
+    for (j : 0 .. REPLICAS - 1) { part[X(j, k)] = 0 }
+#endif
+  };
+  for (j : 0 .. REPLICAS - 1) { at[j] = MET };
+  y = 0
+}
+
+/* Heads go on, or are abandoned. */
+inline go_on_or_abandon(i) {
+  for (k : 0 .. HEADS - 1) {
+    y = X(i, k);
+    if
+#ifdef BUG_RESTORED_FORGOTTEN
+    :: (back & B(k)) && restoring[y] == READY -> forgotten[k] = true
+#endif
+    :: (back & B(k)) && BROKEN(y) -> restoring[y] = OVERWRITTEN
+    :: else
+    fi;
+#ifndef BUG_STAYS_SEALED
+    if
+    :: phase[y] != HELD -> phase[y] = OPEN; sum[y] = 0
+    :: else
+    fi;
+#endif
+    if
+    :: i == 0 -> asked[k] = 0
+    :: else
+    fi
+  };
+  at[i] = AGREED
 }
 
 inline leave(i) {
-  s = ep[i];
-#ifdef BUG_TWO_COORDINATORS
-  also[i] = ep[i];
-#endif
-  ep[i] = 0;
-  welcomed[i] = false;
-  ready[i] = false;
-  if
-  :: i == 0 -> stage[0] = IDLE; of_generation[0] = 0; of_flush[0] = 0
-  :: i == OLD -> /* another one has its number: it ends */
-    erase(i);
-    incarnation[i] = 0;
-    stage[1] = IDLE;
-    of_generation[1] = 0;
-    of_flush[1] = 0
-  :: else
-  fi;
-  forget(s)
+  LET_GO(i);
+  for (k : 0 .. HEADS - 1) {
+    if
+    :: restoring[X(i, k)] == BEGUN -> restoring[X(i, k)] = 0
+    :: else
+    fi
+  };
+  at[i] = OUT
 }
 
-#define IN(i) (ep[i] != 0 && welcomed[i])
+/* What all are that know that all are alike; not who has left since, or died. */
+inline check_alike() {
+  for (k : 0 .. HEADS - 1) {
+    any = 0;
+    every = true;
+    for (j : 0 .. REPLICAS - 1) {
+      y = X(j, k);
+      if
+      :: at[j] == OUT -> every = false
+      :: else ->
+        assert(exists[y] == exists[k] && generation[y] == generation[k] && restores[y] == restores[k] && weights[y] == weights[k]);
+        assert(phase[y] == phase[k] && (phase[y] == OPEN || phase[y] == HELD) && restoring[y] == 0);
+        assert(exists[y] != EMPTY && (exists[y] == 0 || weights[y] == STEPPED(k, generation[y])));
+        assert(!(any & dw[y]));
+        any = any | dw[y];
+        assert(!exists[k] || restores[k] != past[k] || !(acked[k] & B(j)) || generation[k] > window[k] || got[y]) /* its clients were told */
+      fi
+    };
+    for (j : 0 .. REPLICAS - 1) { assert(!every || got[X(j, k)] == ((any & BIT(j, generation[k])) != 0)) };
+    assert(!exists[k] || restores[k] != past[k] || generation[k] >= window[k]) /* and its trainer */
+  }
+}
 
 proctype Replica(byte i) {
   do
   :: over -> break
-  :: d_step { ep[i] != 0 && !welcomed[i] -> welcome(i) }
-  :: d_step { i != OLD && IN(i) && !holds[i] && MAY_REFILL(i) -> refill(i) }
-  :: d_step {
-      IN(i) && !ready[i] && TOLD(i, READY_BIT) ->
-      ready[i] = true;
-      if
-      :: phase[i] == SEALED -> phase[i] = OPEN
-      :: phase[i] == COMMITTING -> commit(i)
-      :: else
-      fi
-    }
-  :: d_step { ready[i] && phase[i] == OPEN && TOLD(i, SEAL_BIT) && !SAID(ep[i], NUMBER(i), SEALED_BIT | REFUSED_BIT) -> seal(i) }
-  :: d_step {
-      ready[i] && TOLD(i, UNSEAL_BIT) && !SAID(ep[i], NUMBER(i), UNSEALED_BIT) ->
-      phase[i] = OPEN;
-      own_sum[i] = 0;
-      mirror_sum[i] = 0;
-      say(i, UNSEALED_BIT)
-    }
-  :: d_step {
-      phase[i] == SEALED && ready[i] && TOLD(i, SUM_BIT) && !SAID(ep[i], NUMBER(i), GAVE_BIT) ->
-      part[AT(ep[i], NUMBER(i))] = dw[i];
-#ifdef BUG_CLEARED_EARLY
-      dw[i] = 0;
-#endif
-      say(i, GAVE_BIT)
-    }
-  :: d_step { phase[i] == SEALED && ready[i] && ALL_SAID(ep[i], GAVE_BIT) -> sum(i) }
-  :: d_step { phase[i] == SUMMED && ready[i] && TOLD(i, STEP_BIT) -> take_step(i) }
-#ifdef BUG_STEP_BEFORE_SUMMED
-  :: d_step { phase[i] == SEALED && ready[i] && TOLD(i, STEP_BIT) -> phase[i] = SUMMED; take_step(i) }
-#endif
-  :: d_step {
-      IN(i) && phase[i] == STEPPING && GATHERED(i) ->
-      gather(i);
-      publish(i);
-      if
-      :: ready[i] -> say(i, ENDED_BIT)
-      :: else -> say_settled(i)
-      fi
-    }
-  :: d_step { phase[i] == SUMMED && ready[i] && TOLD(i, TO_COMMIT_BIT) -> phase[i] = COMMITTING; say(i, DECIDED_BIT) }
-  :: d_step { phase[i] == SUMMED && ready[i] && TOLD(i, TO_ABORT_BIT) -> phase[i] = ABORTING; say(i, DECIDED_BIT) }
-  :: d_step { phase[i] == COMMITTING && ready[i] && TOLD(i, COMMIT_BIT) -> commit(i); say(i, ENDED_BIT) }
-  :: d_step { ep[i] != 0 && broken[ep[i]] -> leave(i) }
-#ifdef BUG_TWO_COORDINATORS
-  :: d_step { BOTH(i) && phase[i] == SEALED && ALL_SAID(also[i], GAVE_BIT) -> s = ep[i]; ep[i] = also[i]; sum(i); ep[i] = s }
-  :: d_step { BOTH(i) && phase[i] == SUMMED && (told[also[i]] & STEP_BIT) -> take_step(i) }
-#endif
+  :: d_step { at[i] == MET -> go_on_or_abandon(i) }
+  :: d_step { i != 0 && at[i] == AGREED && whole -> at[i] = WHOLE; history[i] = agreed; known = known | B(i) }
+  :: d_step { at[i] != OUT && cut -> leave(i) }
   od
 }
 
-/* --- The coordinator --- */
+/* --- The coordinator: which settles an epoch, saves, and ends windows one after the other --- */
 
-/* What the replicas have kept decides. Whoever has stepped knew that all had the sum; and nobody was told of a step that not all have. */
-inline decide(e) {
-  low = 255;
-  high = 0;
-  for (j : 0 .. REPLICAS - 1) {
-    if
-    :: holds[j] && generation[j] < low -> low = generation[j]
-    :: else
-    fi;
-    if
-    :: holds[j] && generation[j] > high -> high = generation[j]
-    :: else
-    fi
-  };
-  every = true;
-  any = false;
-  committed = high > low;
-  for (j : 0 .. REPLICAS - 1) {
-    if
-    :: holds[j] && generation[j] == low && (phase[j] < SUMMED || phase[j] == ABORTING) -> every = false
-    :: holds[j] && generation[j] == low && phase[j] >= SUMMED && phase[j] != ABORTING ->
-      any = true;
-      committed = committed || phase[j] == COMMITTING
-    :: else
-    fi
-  };
-  assert(!committed || (high <= low + 1 && every)); /* one generation at most behind, and able to follow */
-#ifdef BUG_DROPPED_STEP
-  every = every && high > low;
-#endif
-#ifdef BUG_ANY_SUM
-  every = every || any;
-#endif
-  target[e] = low;
-  if
-  :: committed ->
-    verdict[e] = (IS_FLUSH(low) -> COMMIT : GO_ON);
-    target[e] = low + 1
-  :: !committed && every && any ->
-    verdict[e] = GO_ON;
-    target[e] = (IS_FLUSH(low) -> low : low + 1)
-  :: else -> verdict[e] = DROP
-  fi;
-  assert(!((ended >> low) & 1) || target[e] == low + 1) /* what one has published, all will */
+#define IS_WHOLE (at[0] == WHOLE)
+#define MAY_CALL(h) (IS_WHOLE && calls > 0 && call == 0 && saving == 0 && NONE_ENDS && exists[h] && phase[h] == OPEN)
+#define ALL_DONE(h, what) (IN(0) && told[h] == (what) && done[h] == ALL)
+
+inline tell(h, what) {
+  told[h] = what;
+  done[h] = 0;
+  gave[h] = 0
 }
 
-/* Of a client's session; and whether replica k may have its batch, too. */
-#define IS_OPEN(c) (of_incarnation[c] == incarnation[at[c]])
-#define HAD(c, k) (left[AT(c, k)] == incarnation[k] + 1 && at[c] != (k) && generation[k] == window && generation[at[c]] == window)
-#define KNOWN(c) (sent[c] && IS_OPEN(c) && at[c] < OLD)
-
-/* Sessions that have gone elsewhere must not count where they were. */
-inline fence(e) {
-  for (j : 0 .. CLIENTS - 1) {
-    for (k : 0 .. REPLICAS - 1) {
-      if
-#ifndef BUG_MOVED_UNFENCED
-      :: at[j] < OLD && IS_OPEN(j) && HAD(j, k) ->
-        fenced[e] = fenced[e] | (1 << k)
-#endif
-      :: else
-      fi
-    }
-  };
-  assert(!fenced[e] || verdict[e] == DROP)
+/* It does its own part last. */
+inline tell_others(h, what) {
+  told[h] = what;
+  done[h] = B(0);
+  gave[h] = 0
 }
 
-/* No two of them side by side are empty. */
-#if REPLICAS == 3
-#define ALL_SENT (sent[0] && sent[1] && sent[2])
-#define ALL_OPEN (KNOWN(0) && KNOWN(1) && KNOWN(2))
-#define ALL_HELD ((holds[0] || holds[1]) && (holds[1] || holds[2]) && (holds[2] || holds[0]))
+inline is_over(h) {
+  for (k : 0 .. REPLICAS - 1) { part[X(k, h)] = 0 };
+  told[h] = 0;
+  done[h] = 0;
+  gave[h] = 0;
+  refused[h] = false;
+  named[h] = 0
+}
+
+/* It is alike everywhere. */
+inline settle_head(h) {
+  is_over(h);
+  excused = excused & ~B(h);
+  back = back & ~B(h)
+}
+
+inline begin_call(h, what) {
+  calls--;
+  call = what;
+  call_of = h;
+  call_in = epoch;
+  excused = excused | B(h)
+}
+
+inline end_call() {
+  call = 0;
+  call_of = 0;
+  call_in = 0;
+  call_last = false
+}
+
+/* Whoever is asked now has it. */
+inline check_answered(h) {
+  for (j : 0 .. REPLICAS - 1) { assert(at[j] == OUT || generation[X(j, h)] == generation[h]) }
+}
+
+inline advance(h) {
+  window[h]++;
+  acked[h] = 0
+}
+
+/* The trainer hears of restores, and replays what its sessions have not. */
+inline learn(h) {
+  acked[h] = 0;
+  for (j : 0 .. REPLICAS - 1) { acked[h] = acked[h] | (got[X(j, h)] << j) };
+  past[h] = restores[h];
+  window[h] = generation[h]
+}
+
+#ifdef BUG_WHOLE_EARLY
+#define SETTLED (told[0] == 0 || told[0] == INSTALL) && (back == 0 || told[0] == INSTALL)
 #else
-#define ALL_SENT (sent[0] && sent[1])
-#define ALL_OPEN (KNOWN(0) && KNOWN(1))
-#define ALL_HELD (holds[0] || holds[1])
+#define SETTLED back == 0
+#endif
+#ifdef BUG_COORDINATOR_FIRST
+#define MAY_PUBLISH(h) (IN(0) && told[h] == STEP && (done[h] & B(0)))
+#else
+#define MAY_PUBLISH(h) ALL_DONE(h, STEP)
+#endif
+#ifdef BUG_SAVED_IN_AN_ENDING
+#define MAY_SAVE(h) (told[h] < BEGIN)
+#else
+#define MAY_SAVE(h) (told[h] == 0)
 #endif
 
-inline begin_epoch() {
-  if
-  :: !ALL_HELD -> /* back to the checkpoint */
-    assert(lost >= 2);
-    restored = true;
-    over = true
-  :: else ->
-    epoch++;
-    assert(epoch < EPOCHS);
-    decide(epoch);
-    fence(epoch);
-    for (j : 0 .. REPLICAS - 1) { ep[j] = epoch };
-    stage[0] = JOINING;
-    of_flush[0] = (flush != 0 -> flush_id : NO_FLUSH)
-  fi
+inline end_save() {
+  saving = 0;
+  saving_in = 0;
+  captured = 0;
+  captured_dw = 0;
+  captured_got = 0
 }
 
-/* The coordinator's slot and its epoch. */
-#define SLOT(c) ((c) == 0 -> 0 : OLD)
-#define OF(c) ep[SLOT(c)]
-#define HERE(c) (OF(c) != 0 && welcomed[SLOT(c)])
-inline tell(c, what) { told[OF(c)] = told[OF(c)] | (what) }
-
-/* As it was before the seal: a connection brings things in order. */
-inline next_round(c) {
-  told[OF(c)] = READY_BIT;
-  for (j : 0 .. REPLICAS - 1) {
-    vote[AT(OF(c), j)] = SETTLED_BIT;
-    part[AT(OF(c), j)] = 0;
-    mark[AT(OF(c), j)] = 0;
-    mark_of[AT(OF(c), j)] = 0
-  };
-  of_flush[c] = 0;
-  stage[c] = READY
-}
-
-proctype Coordinator(byte c) {
+proctype Epochs() {
   do
   :: over -> break
-  :: d_step { c == 0 && stage[0] == IDLE && NOBODY_IN -> begin_epoch() }
+  :: d_step { !SOMEBODY_IN && DELETED -> agree() }
+  :: d_step { at[0] == AGREED && SETTLED && !whole && call == 0 -> whole = true }
   :: d_step {
-      stage[c] == JOINING && HERE(c) && ALL_HEARD(OF(c), SETTLED_BIT) ->
-      tell(c, READY_BIT);
-      of_generation[c] = target[OF(c)];
-      if
-      :: phase[SLOT(c)] == SUMMED -> /* a flush, which was kept */
-        stage[c] = HELD;
-        of_flush[c] = (of_flush[c] == NO_FLUSH -> flush_id : of_flush[c]);
-        if
-        :: flush == 0 -> flush = BEGUN
-        :: else
-        fi
-      :: else ->
-        stage[c] = READY;
-        if
-        :: flush != 0 && window == of_generation[c] && of_flush[c] == flush_id -> /* it is gone, which only its trainer may have wanted */
-          assert(flush == TO_ABORT);
-          flush = 0;
-          flush_id++
-        :: else
-        fi;
-        of_flush[c] = 0
-      fi
+      at[0] == AGREED && whole && (known | B(0)) == ALL ->
+      check_alike();
+      at[0] = WHOLE;
+      history[0] = agreed;
+      excused = 0;
+      died = died && cut
     }
   :: d_step {
-      stage[c] == READY && ready[SLOT(c)] && ALL_SENT && window == generation[SLOT(c)] && phase[SLOT(c)] == OPEN ->
-      of_generation[c] = window;
-      of_flush[c] = flush_id;
-      for (j : 0 .. CLIENTS - 1) {
-        s = AT(OF(c), NUMBER(at[j]));
-        mark[s] = mark[s] | BIT(j, window);
-        mark_of[s] = ((mark_of[s] == 0 || mark_of[s] == of_incarnation[j]) -> of_incarnation[j] : 255)
-      };
-      for (j : 0 .. REPLICAS - 1) { /* marks that are right match */
-        assert(c != 0 || broken[epoch] || !ALL_OPEN || generation[j] != window || dw[j] == mark[AT(epoch, j)])
-      };
-      tell(c, SEAL_BIT);
-      stage[c] = SEALING
-    }
-  :: d_step { stage[c] == SEALING && ALL_HEARD(OF(c), SEALED_BIT) -> tell(c, SUM_BIT); stage[c] = SUMMING }
-  :: d_step {
-      stage[c] == SEALING && ALL_HEARD(OF(c), SEALED_BIT | REFUSED_BIT) && !ALL_HEARD(OF(c), SEALED_BIT) ->
-      tell(c, UNSEAL_BIT);
-      stage[c] = UNSEALING
-    }
-  :: d_step { stage[c] == SUMMING && !IS_FLUSH(of_generation[c]) && MAY_STEP(OF(c)) -> tell(c, STEP_BIT); stage[c] = ENDING }
-  :: d_step {
-      stage[c] == SUMMING && IS_FLUSH(of_generation[c]) && ALL_HEARD(OF(c), SUMMED_BIT) ->
-      stage[c] = HELD;
-      if
-      :: flush == 0 && window == of_generation[c] && of_flush[c] == flush_id -> flush = BEGUN
-      :: else
-      fi
-    }
-  :: d_step {
-      stage[c] == HELD && ready[SLOT(c)] && window == of_generation[c] && of_flush[c] == flush_id && flush >= TO_COMMIT ->
-      if
-#ifdef BUG_COMMIT_UNDECIDED
-      :: flush == TO_COMMIT -> told[OF(c)] = told[OF(c)] | TO_COMMIT_BIT | COMMIT_BIT; stage[c] = ENDING
-#else
-      :: flush == TO_COMMIT -> tell(c, TO_COMMIT_BIT); stage[c] = DECIDING
-#endif
-      :: flush == TO_ABORT -> tell(c, TO_ABORT_BIT); stage[c] = DECIDING
-      fi
-    }
-  :: d_step {
-      stage[c] == DECIDING && ALL_HEARD(OF(c), DECIDED_BIT) -> /* nobody ends it before all know how */
-      if
-      :: told[OF(c)] & TO_COMMIT_BIT -> tell(c, COMMIT_BIT); stage[c] = ENDING
-      :: else -> tell(c, UNSEAL_BIT); stage[c] = UNSEALING
-      fi
-    }
-  :: d_step {
-      stage[c] == ENDING && MAY_ANSWER(OF(c)) ->
-      for (j : 0 .. REPLICAS - 1) { assert(ep[j] != OF(c) || generation[j] > of_generation[c]) }; /* whoever is asked now has it */
-      answered = of_generation[c] + 1;
-      next_round(c)
-    }
-  :: d_step {
-      stage[c] == UNSEALING && ALL_HEARD(OF(c), UNSEALED_BIT) ->
-      if
-      :: (told[OF(c)] & TO_ABORT_BIT) && window == of_generation[c] && of_flush[c] == flush_id && flush == TO_ABORT ->
-        flush = 0;
-        flush_id++
-      :: else
-      fi;
-      next_round(c)
-    }
-#ifdef RETRIES /* whoever was refused may ask again for ever, if no client notices why */
-    ;
-progress:
-    skip
-#endif
-  od
-}
-
-/* --- Trainer and clients --- */
-
-#define SERVES(i) (holds[i] && generation[i] == window && phase[i] == OPEN)
-/* Who takes a session that another replica has: nobody who has an epoch with that one, nor a window that is about to end. */
-#define APART(i, y) ((y) != (i) && holds[y] && phase[y] == OPEN && ((i) == OLD -> ep[y] != ep[OLD] || ep[y] == 0 : ep[y] == 0 && ep[i] == 0))
-#define MAY_MOVE(c, y) (window < STEPS && (y) < REPLICAS && APART(at[c], y) && (at[c] == OLD || moves > 0))
-/* Who is asked has an epoch with k. */
-#define BELONGS_TO(c, k) (ep[at[c]] != 0 && HAD(c, k))
-#if REPLICAS == 3
-#define ELSEWHERE(c) (BELONGS_TO(c, 0) || BELONGS_TO(c, 1) || BELONGS_TO(c, 2))
-#else
-#define ELSEWHERE(c) (BELONGS_TO(c, 0) || BELONGS_TO(c, 1))
-#endif
-
-inline send(c) {
-  dw[at[c]] = dw[at[c]] | BIT(c, window); /* a repeat, if it is there */
-  sent[c] = true
-}
-
-inline go_to(c, y) {
-  if
-  :: of_incarnation[c] != 0 -> left[AT(c, NUMBER(at[c]))] = of_incarnation[c] + 1
-  :: else
-  fi;
-  at[c] = y;
-  of_incarnation[c] = incarnation[y];
-  sent[c] = false
-}
-
-inline move(c, y) {
-  if
-  :: at[c] < OLD -> moves--
-  :: else
-  fi;
-  go_to(c, y)
-}
-
-proctype Client(byte c) {
-  do
-  :: over -> break
-  :: d_step { window < STEPS && of_incarnation[c] == 0 && holds[at[c]] && !ELSEWHERE(c) -> of_incarnation[c] = incarnation[at[c]] }
-  :: d_step { of_incarnation[c] == 0 && BELONGS_TO(c, 0) -> go_to(c, 0) } /* it is told so */
-  :: d_step { of_incarnation[c] == 0 && BELONGS_TO(c, 1) -> go_to(c, 1) }
-  :: d_step { window < STEPS && !sent[c] && IS_OPEN(c) && SERVES(at[c]) -> send(c) }
-  :: d_step { window < STEPS && of_incarnation[c] != 0 && !IS_OPEN(c) -> sent[c] = false; of_incarnation[c] = 0 }
-  :: d_step { MAY_MOVE(c, 0) -> move(c, 0) }
-  :: d_step { MAY_MOVE(c, 1) -> move(c, 1) }
-#if REPLICAS == 3
-  :: d_step { of_incarnation[c] == 0 && BELONGS_TO(c, 2) -> go_to(c, 2) }
-  :: d_step { MAY_MOVE(c, 2) -> move(c, 2) }
-#endif
-  od
-}
-
-#if REPLICAS == 3
-#define ONE_HAS(g) ((holds[0] && generation[0] > (g)) || (holds[1] && generation[1] > (g)) || (holds[2] && generation[2] > (g)))
-#define HAVE_ALL(i) (holds[i] && generation[i] == STEPS)
-#define ALL_HAVE_ALL (HAVE_ALL(0) && HAVE_ALL(1) && HAVE_ALL(2))
-#else
-#define ONE_HAS(g) ((holds[0] && generation[0] > (g)) || (holds[1] && generation[1] > (g)))
-#define HAVE_ALL(i) (holds[i] && generation[i] == STEPS)
-#define ALL_HAVE_ALL (HAVE_ALL(0) && HAVE_ALL(1))
-#endif
-
-proctype Trainer() {
-  do
-  :: over -> break
-  :: d_step { flush == BEGUN -> flush = TO_COMMIT }
-  :: d_step { flush == BEGUN && aborts > 0 -> aborts--; flush = TO_ABORT }
-  :: d_step {
-      window < STEPS && (answered == window + 1 || ONE_HAS(window)) -> /* it was told, or sees it */
-      assert(ended & (1 << window));
-      window++;
-      for (j : 0 .. CLIENTS - 1) { sent[j] = false };
-      for (j : 0 .. CLIENTS * REPLICAS - 1) { left[j] = 0 };
-      flush = 0;
-      flush_id++;
-      answered = 0
-    }
-  :: d_step {
-      !over && window == STEPS && ALL_HAVE_ALL ->
-      for (j : 0 .. REPLICAS - 1) {
-        assert(own[j] == STEPPED(STEPS) && mirror[j] == own[j]);
-        assert(REPLICAS == 2 || third[j] == own[j])
-      };
+      !over && !cut && IS_WHOLE && saving == 0 && call == 0 && told[0] == 0 && told[HEADS - 1] == 0 && window[0] == STEPS &&
+        window[HEADS - 1] == STEPS ->
+      check_alike();
       over = true
     }
   od
 }
 
-/* --- Fate --- */
+proctype Coordinator(byte h) {
+  do
+  :: over -> break
+  /* Back to the newest checkpoint; not while one is saved. */
+  :: d_step {
+      at[0] == AGREED && (back & B(h)) && NONE_ENDS && saving == 0 && call == 0 ->
+      assert(!unsaved[h]);
+      if
+      :: tag[h] -> last_restores[h]++; tell(h, BEGIN)
+      :: else -> erase(h); tell_others(h, DROP)
+      fi
+    }
+  :: d_step { ALL_DONE(h, BEGIN) -> tell(h, FINISH) }
+#ifdef BUG_INSTALLED_EARLY
+  :: d_step { IN(0) && told[h] == FINISH && (done[h] & B(0)) -> tell_others(h, INSTALL) }
+#endif
+  :: d_step { ALL_DONE(h, FINISH) -> tell_others(h, INSTALL) }
+  :: d_step { ALL_DONE(h, INSTALL) && !CALLED(h, RESTORES) -> install(0, h, h); settle_head(h) }
+  :: d_step { ALL_DONE(h, DROP) -> settle_head(h) }
 
-inline lose(i) {
-  erase(i);
-  incarnation[i]++;
-  ep[i] = 0;
-  if
-  :: i == 0 -> stage[0] = IDLE; of_generation[0] = 0; of_flush[0] = 0
-  :: else
-  fi;
-  lost++
+  /* Calls: of a thread that does not leave the epoch with the others. */
+  :: d_step {
+      MAY_CALL(h) && tag[h] ->
+      begin_call(h, RESTORES);
+      last_restores[h]++;
+      tell(h, BEGIN)
+    }
+  :: d_step { ALL_DONE(h, INSTALL) && CALLED(h, RESTORES) && !call_last -> call_last = true }
+  :: d_step {
+      CALLED(h, RESTORES) && call_last ->
+#ifdef BUG_RESTORED_FORGOTTEN
+      assert(!forgotten[h]);
+#endif
+      if
+      :: restoring[h] == READY -> install(0, h, h)
+      :: else
+      fi;
+      if
+      :: IS_WHOLE && call_in == epoch -> settle_head(h)
+      :: else
+      fi;
+      end_call()
+    }
+  :: d_step { CALLED(h, RESTORES) && !call_last && (at[0] == OUT || call_in != epoch) -> end_call() } /* it fails */
+  :: d_step { MAY_CALL(h) -> begin_call(h, DELETES); window[h] = STEPS }
+  :: d_step {
+      CALLED(h, DELETES) ->
+      erase(h);
+      tag[h] = false;
+      if
+      :: IS_WHOLE && call_in == epoch -> tell_others(h, DROP)
+      :: else /* it fails */
+      fi;
+      end_call()
+    }
+
+  /* The trainer's calls. */
+  :: d_step { IS_WHOLE && exists[h] && restores[h] != past[h] && told[h] == 0 && window[h] < STEPS -> learn(h) }
+  :: d_step { IS_WHOLE && !exists[h] && window[h] < STEPS -> window[h] = STEPS } /* it is gone, and the trainer gives up */
+  :: d_step { /* a repeat */
+      IS_WHOLE && exists[h] && restores[h] == past[h] && told[h] == 0 && generation[h] == window[h] + 1 -> advance(h)
+    }
+  :: d_step {
+      IS_WHOLE && NONE_ENDS && call == 0 && saving != h + 1 && exists[h] && phase[h] == OPEN && acked[h] == ALL &&
+        generation[h] == window[h] ->
+      named[h] = window[h];
+      tell(h, SEAL)
+    }
+  :: d_step { IS_WHOLE && phase[h] == HELD && asked[h] == 0 -> asked[h] = COMMIT; queued[h] = COMMIT }
+  :: d_step { IS_WHOLE && phase[h] == HELD && asked[h] == 0 && aborts > 0 -> aborts--; asked[h] = ABORT; queued[h] = ABORT }
+  :: d_step { queued[h] != 0 && !IS_WHOLE -> asked[h] = 0; queued[h] = 0 } /* it is to ask again */
+  :: d_step {
+      IS_WHOLE && NONE_ENDS && call == 0 && saving != h + 1 && queued[h] != 0 ->
+      if
+#ifdef BUG_STALE_FATE
+      :: phase[h] == HELD -> excused = excused | B(h); tell_others(h, queued[h])
+#else
+      :: phase[h] == HELD && asked[h] == queued[h] -> excused = excused | B(h); tell_others(h, queued[h])
+#endif
+      :: else /* who asked was told that it is not done */
+      fi;
+      queued[h] = 0
+    }
+
+  :: d_step {
+      ALL_DONE(h, SEAL) ->
+      if
+      :: !refused[h] -> tell(h, SUM)
+#ifdef BUG_REFUSED_STAYS
+      :: else -> phase[h] = OPEN; is_over(h); learn(h)
+#else
+      :: else -> tell_others(h, REOPEN)
+#endif
+      fi
+    }
+  :: d_step {
+      ALL_DONE(h, REOPEN) ->
+      if
+      :: phase[h] == SEALED -> phase[h] = OPEN
+      :: else
+      fi;
+      is_over(h);
+      learn(h)
+    }
+  :: d_step {
+      ALL_DONE(h, SUM) ->
+      excused = excused | B(h);
+      if
+      :: IS_FLUSH(h) -> tell_others(h, HOLD)
+      :: else -> tell(h, STEP)
+      fi
+    }
+  :: d_step {
+      MAY_PUBLISH(h) ->
+      publish(h, h);
+      check_answered(h);
+      is_over(h);
+      excused = excused & ~B(h);
+      if
+      :: restores[h] == past[h] -> advance(h)
+      :: true -> skip /* the answer is lost */
+      fi
+    }
+  :: d_step { ALL_DONE(h, HOLD) -> phase[h] = HELD; is_over(h); excused = excused & ~B(h) }
+  :: d_step {
+      ALL_DONE(h, COMMIT) || ALL_DONE(h, ABORT) ->
+      assert(asked[h] == 0 || asked[h] == told[h]);
+      asked[h] = 0;
+      end_flush(h, h);
+      check_answered(h);
+      is_over(h);
+      excused = excused & ~B(h)
+    }
+
+  /* Saves, which no epoch waits for. */
+  :: d_step {
+      IS_WHOLE && saves > 0 && saving == 0 && call == 0 && exists[h] && phase[h] == OPEN && MAY_SAVE(h) ->
+      saves--;
+      saving = h + 1;
+      saving_in = epoch
+    }
+#ifdef BUG_ANSWERED_BEFORE_DISK
+  :: d_step { saving == h + 1 && captured == ALL && !unsaved[h] -> unsaved[h] = true }
+#endif
+  :: d_step {
+      saving == h + 1 && captured == ALL ->
+      tag[h] = true;
+      tag_generation[h] = generation[h];
+      tag_weights[h] = weights[h];
+      tag_dw[h] = captured_dw;
+      tag_got[h] = captured_got;
+      unsaved[h] = false;
+      end_save()
+    }
+  :: d_step { saving == h + 1 && (cut || saving_in != epoch) -> end_save() } /* it fails */
+  od
 }
+
+/* --- Fate --- */
 
 inline kill(i) {
   faults--;
-  s = ep[i];
-  broken[s] = true;
-  lose(i);
-  forget(s);
-  broken[0] = false
-}
-
-/* It goes on, and does not know yet that another process has its number. */
-inline replace(i) {
-  faults--;
-  broken[ep[i]] = true;
-  broken[0] = false;
-  old_number = i;
-  holds[OLD] = holds[i];
-  incarnation[OLD] = incarnation[i];
-  ep[OLD] = ep[i];
-  welcomed[OLD] = welcomed[i];
-  ready[OLD] = ready[i];
-  phase[OLD] = phase[i];
-  generation[OLD] = generation[i];
-  dw[OLD] = dw[i];
-  own_sum[OLD] = own_sum[i];
-  mirror_sum[OLD] = mirror_sum[i];
-  own[OLD] = own[i];
-  mirror[OLD] = mirror[i];
-  third[OLD] = third[i];
-  if
-  :: i == 0 ->
-    stage[1] = stage[0];
-    of_generation[1] = of_generation[0];
-    of_flush[1] = of_flush[0]
-  :: else
-  fi;
-  for (j : 0 .. CLIENTS - 1) {
+  cut = true;
+  for (k : 0 .. HEADS - 1) {
+    erase(X(i, k));
     if
-    :: at[j] == i -> at[j] = OLD
+    :: i == 0 -> asked[k] = 0; queued[k] = 0
     :: else
     fi
   };
-  lose(i)
+  at[i] = OUT;
+  LET_GO(i);
+  history[i] = 0;
+  died = true;
+  if
+  :: i == 0 -> end_save(); end_call()
+  :: else
+  fi
 }
 
-#define MAY_REPLACE (OLDS > 0 && MAY_HIT && old_number == 255)
 #define MAY_HIT (faults > 0 && !over)
 proctype Fate() {
   do
   :: over -> break
   :: d_step { MAY_HIT -> kill(0) }
   :: d_step { MAY_HIT -> kill(1) }
-  :: d_step { MAY_REPLACE && ep[0] != 0 -> replace(0) }
-  :: d_step { MAY_REPLACE && ep[1] != 0 -> replace(1) }
 #if REPLICAS == 3
   :: d_step { MAY_HIT -> kill(2) }
-  :: d_step { MAY_REPLACE && ep[2] != 0 -> replace(2) }
 #endif
-  :: d_step { MAY_HIT && ep[0] != 0 && ep[0] == epoch && !broken[epoch] -> faults--; broken[epoch] = true }
+  :: d_step { MAY_HIT && SOMEBODY_IN && !cut -> faults--; cut = true }
   od
 }
 
@@ -793,33 +743,17 @@ init {
   atomic {
     d_step {
       for (j : 0 .. REPLICAS - 1) {
-        holds[j] = true;
-        incarnation[j] = 1;
-        ep[j] = 1;
-        welcomed[j] = true;
-        ready[j] = true;
-        vote[AT(1, j)] = SETTLED_BIT;
-        at[j] = j;
-        of_incarnation[j] = 1
-      };
-      epoch = 1;
-      told[1] = READY_BIT;
-      stage[0] = READY
+        at[j] = WHOLE;
+        history[j] = 1;
+        for (k : 0 .. HEADS - 1) { exists[X(j, k)] = FILLED }
+      }
     };
-    run Replica(0);
-    run Replica(1);
-    run Replica(2);
-#if REPLICAS == 3
-    run Replica(3);
-#endif
-    run Coordinator(0);
-    run Coordinator(1);
-    run Client(0);
-    run Client(1);
-#if REPLICAS == 3
-    run Client(2);
-#endif
-    run Trainer();
+    for (j : 0 .. REPLICAS - 1) {
+      run Replica(j);
+      for (k : 0 .. HEADS - 1) { run Part(j, k, X(j, k)) }
+    };
+    run Epochs();
+    for (k : 0 .. HEADS - 1) { run Coordinator(k) };
     run Fate()
   }
 }

@@ -74,19 +74,19 @@ HOSTS_LARGE = {
 HOSTS_CYCLES = {"hosts, cycles": "BATCHES=1 WINDOW=1 EPOCHS=2 FAULTS=1 SAVES=0"}
 
 REPLICAS_CONFIGURATIONS = {
-    "replicas": "REPLICAS=2 STEPS=2 FLUSHES=1 FAULTS=1 MOVES=1 OLDS=1",
-    "replicas, two faults": "REPLICAS=2 STEPS=1 FLUSHES=0 FAULTS=2 MOVES=1 OLDS=0",
-    "replicas, three": "REPLICAS=3 STEPS=1 FLUSHES=1 FAULTS=1 MOVES=0 OLDS=0",
+    "replicas": "REPLICAS=2 HEADS=2 STEPS=1 FLUSHES=2 FAULTS=1 SAVES=1 CALLS=0",
+    "replicas, two faults": "REPLICAS=2 HEADS=1 STEPS=1 FLUSHES=0 FAULTS=2 SAVES=1 CALLS=1",
+    "replicas, two windows": "REPLICAS=2 HEADS=1 STEPS=2 FLUSHES=1 FAULTS=1 SAVES=1 CALLS=1",
+    "replicas, three": "REPLICAS=3 HEADS=1 STEPS=1 FLUSHES=0 FAULTS=2 SAVES=1 CALLS=0",
 }
 REPLICAS_LARGE = {
-    "replicas, a step first": "REPLICAS=2 STEPS=2 FLUSHES=2 FAULTS=1 MOVES=1 OLDS=1",
-    "replicas, a flush, two faults": "REPLICAS=2 STEPS=1 FLUSHES=1 FAULTS=2 MOVES=1 OLDS=0",
-    "replicas, three, moves": "REPLICAS=3 STEPS=1 FLUSHES=0 FAULTS=1 MOVES=1 OLDS=0",
-    "replicas, two faults, old ones": "REPLICAS=2 STEPS=1 FLUSHES=0 FAULTS=2 MOVES=0 OLDS=1",
-    "replicas, three, old ones": "REPLICAS=3 STEPS=1 FLUSHES=0 FAULTS=1 MOVES=0 OLDS=1",
-    "replicas, three, two faults": "REPLICAS=3 STEPS=1 FLUSHES=0 FAULTS=2 MOVES=0 OLDS=0",
+    "replicas, three faults": "REPLICAS=2 HEADS=1 STEPS=1 FLUSHES=1 FAULTS=3 SAVES=1 CALLS=1",
+    "replicas, two heads, two faults": "REPLICAS=2 HEADS=2 STEPS=1 FLUSHES=2 FAULTS=2 SAVES=1 CALLS=0",
+    "replicas, two windows, two faults": "REPLICAS=2 HEADS=1 STEPS=2 FLUSHES=0 FAULTS=2 SAVES=2 CALLS=1",
+    "replicas, three, two heads": "REPLICAS=3 HEADS=2 STEPS=1 FLUSHES=2 FAULTS=1 SAVES=0 CALLS=0",
+    "replicas, three, a flush": "REPLICAS=3 HEADS=1 STEPS=1 FLUSHES=1 FAULTS=2 SAVES=1 CALLS=1",
 }
-REPLICAS_CYCLES = {"replicas, cycles": "REPLICAS=2 STEPS=1 FLUSHES=0 FAULTS=1 MOVES=0 OLDS=0 RETRIES"}
+REPLICAS_CYCLES = {"replicas, cycles": "REPLICAS=2 HEADS=1 STEPS=1 FLUSHES=1 FAULTS=1 SAVES=1 CALLS=1"}
 
 MUTANTS = {
     "REAPPLY": "a repeated chunk is added again",
@@ -139,24 +139,28 @@ HOSTS_MUTANTS = {
     "RANK_DEAF": "a rank does not notice that it hears nothing of the leader",
 }
 REPLICAS_MUTANTS = {
-    "SUM_LEFT_OUT": "the gradient of one replica is not in the sum",
-    "MIRROR_OF_OTHER": "a mirror steps by its own gradient instead of the sum",
-    "STEP_BEFORE_SUMMED": "a step is taken, and published, before all have the sum",
-    "ANSWER_EARLY": "a call is answered before all have published",
-    "CLEARED_EARLY": "a window is empty, and its marks behind it, once it was sent",
-    "MARKS_UNCHECKED": "a replica seals whatever it has",
-    "OLD_VOTE": "the coordinator counts what a replica has said in the last epoch",
+    "GENERATIONS_ALONE": "a head goes on that is empty at a replica which has come back, since its generation is the same",
+    "NO_FLUSH": "heads go on of which some replicas hold a flush, or have ended it, and others not",
+    "BROKEN_FORGOTTEN": "a head goes on, a step or a restore of which is not over",
+    "OTHERS_BROKEN": "a head goes on, a step or a restore of which is not over at the coordinator",
+    "STAYS_SEALED": "a window that was sealed when the epoch ended stays so",
     "OLD_COMMAND": "a replica does what it was told in the last epoch",
-    "TWO_COORDINATORS": "a replica that has joined the next epoch goes on with the last one's coordinator",
-    "ANY_SUM": "the next epoch goes on with a step of which not all have the sum",
-    "DROPPED_STEP": "the next epoch drops a step of which all have the sum",
-    "COMMIT_UNDECIDED": "a flush is committed at one replica before all know that it will be",
-    "MOVED_UNFENCED": "a replica comes back with the window of sessions that have gone elsewhere",
-    "REFILL_HALF": "who comes back does not get the slice that it mirrors",
+    "INSTALLED_EARLY": "a restored head is installed before all have gathered its weights",
+    "WHOLE_EARLY": "the others are told that all are alike before the coordinator has installed a head",
+    "COORDINATOR_FIRST": "the coordinator publishes, and answers, before all others have",
+    "REFUSED_STAYS": "a window that one refuses to seal is opened again at the coordinator alone",
+    "TWO_ENDINGS": "windows of two heads end at once, in any order at each replica",
+    "PART_NOT_SAVED": "a checkpoint has the marks of all replicas, and the sum of one",
+    "SAVED_IN_AN_ENDING": "a window is saved while it ends",
+    "ANSWERED_BEFORE_DISK": "a save is answered before the checkpoint is there",
+    "RESTORED_FORGOTTEN": "a restore that is to be installed is there no more when the epoch has ended",
+    "DELETION_NOT_AWAITED": "the coordinator says hello with a head that a call is about to delete",
+    "STALE_FATE": "a flush is ended as a caller wanted who was told to ask again, and another one asks now",
 }
 REPLICAS_MUTANT_CONFIGURATIONS = (
-    "REPLICAS=2 STEPS=2 FLUSHES=0 FAULTS=1 MOVES=0 OLDS=1",
-    "REPLICAS=2 STEPS=2 FLUSHES=1 FAULTS=1 MOVES=1 OLDS=0",
+    "REPLICAS=2 HEADS=1 STEPS=1 FLUSHES=1 FAULTS=2 SAVES=0 CALLS=0",
+    "REPLICAS=2 HEADS=2 STEPS=1 FLUSHES=0 FAULTS=0 SAVES=0 CALLS=0",
+    "REPLICAS=2 HEADS=1 STEPS=1 FLUSHES=0 FAULTS=2 SAVES=1 CALLS=1",
 )
 HOSTS_MUTANT_CONFIGURATIONS = ("BATCHES=2 WINDOW=2 EPOCHS=2 FAULTS=1 SAVES=0",)
 RANKS_MUTANT_CONFIGURATIONS = ("BATCHES=2 WINDOW=2 EPOCHS=2 FAULTS=1 SAVES=1 READS=0",)
