@@ -24,7 +24,6 @@
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
 #include "server/engine/memory/process_memory.h"
-#include "server/engine/replicas/joint_replicas.h"
 #include "server/rpc/calls/grpc_log.h"
 #include "server/rpc/calls/methods.h"
 #include "server/rpc/connections/server_setup.h"
@@ -401,9 +400,13 @@ int Serve(Options options, ParentLink* parent) {
   if (replicas != nullptr) replicas->Meet(engine->get());
   absl::Status restored;
   do {
-    if (replicas != nullptr && !replicas->AwaitMeeting(ToldToEnd)) return Stopped();
+    const auto may_not_meet = [&device_failed] { return device_failed || ToldToEnd(); };
+    if (replicas != nullptr && !replicas->AwaitMeeting(may_not_meet)) {
+      return device_failed ? kExitFailure : Stopped();
+    }
     restored = restart->RestoreHeads(**engine);
-  } while (engine::IsReplicaLost(restored));
+    // A replica was lost meanwhile: what it has not restored then comes when all are there again.
+  } while (replicas != nullptr && absl::IsUnavailable(restored));
   if (!restored.ok()) return Fail(restored);
   if (!options.replicas.place.coordinates()) options.heads.clear();  // which the coordinator creates at all
   const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());

@@ -102,6 +102,13 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   const bool was_there = FindHere(config.name).ok();
   absl::StatusOr<std::shared_ptr<Head>> head = CreateHere(config);
   if (!head.ok()) return head;
+  // Checkpoints of an earlier head of this name are not what a new one goes back to.
+  if (!was_there && options_.checkpoints != nullptr) {
+    if (absl::Status marked = options_.checkpoints->MarkDeleted(config.name); !marked.ok()) {
+      DropHead(config.name);
+      return marked;
+    }
+  }
   const absl::Status all = options_.create_together(config);
   const absl::StatusOr<std::shared_ptr<Head>> now = FindHere(config.name);
   if (all.ok() && now.ok() && *now == *head) return head;

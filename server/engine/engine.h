@@ -311,8 +311,9 @@ class Engine {
   };
   absl::StatusOr<WentBack> GoBack(const std::vector<std::string>& heads, const Others& others)
       ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
-  // The replicas have parted (Head::LeaveEpoch), all of whose exchanges are over.
-  void LeaveEpoch();
+  // The replicas have parted (Head::LeaveEpoch), all of whose exchanges are over. Waits for a save, a restore
+  // or a deletion that has begun.
+  void LeaveEpoch() ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
   // Does not wait for what is being saved.
   CheckpointDisk ReadCheckpointDisk() const;
   // Saves every head, when nothing comes any more: another engine with this incarnation and what this leaves

@@ -318,6 +318,7 @@ absl::StatusOr<CheckpointInfo> Engine::GoBackTo(CheckpointReader found, const Ot
   if (restored.ok()) restored = RestoreTo(**head, reader, Head::RestoreAs::kTagged, others);
   if (restored.ok()) restored = options_.checkpoints->MarkLive(config.name);
   if (!restored.ok()) return restored;
+  (*head)->NoteCheckpoint(reader->checkpoint().optimizer_steps);
   return reader->info();
 }
 
@@ -327,23 +328,30 @@ absl::StatusOr<Engine::WentBack> Engine::GoBack(const std::vector<std::string>& 
   if (options_.checkpoints != nullptr) live = options_.checkpoints->LiveHeads();
   if (!live.ok()) return live.status();
   WentBack went;
+  absl::Status failed;  // the first one; the other heads go back all the same
   for (const std::string& name : heads) {
     const absl::Time begun = absl::Now();
     const bool lives = std::find(live->begin(), live->end(), name) != live->end();
     absl::StatusOr<CheckpointReader> reader = absl::NotFoundError("");
     if (lives) reader = options_.checkpoints->Find(name, "");
-    if (absl::IsNotFound(reader.status())) {
+    // One of a time without weights has nothing to go back to.
+    const bool empty = reader.ok() && reader->checkpoint().weight_version == 0;
+    if (empty || absl::IsNotFound(reader.status())) {
       DropHead(name);
-      if (absl::Status dropped = others.drop(name); !dropped.ok()) return dropped;
+      failed.Update(others.drop(name));
       went.gone.push_back(name);
       continue;
     }
     absl::StatusOr<CheckpointInfo> restored =
         reader.ok() ? GoBackTo(*std::move(reader), others) : absl::StatusOr<CheckpointInfo>(reader.status());
     Count(restored.ok(), begun, &counters_.checkpoint_restores);
-    if (!restored.ok()) return restored.status();
-    went.restored.push_back(*std::move(restored));
+    if (restored.ok()) {
+      went.restored.push_back(*std::move(restored));
+    } else {
+      failed.Update(restored.status());
+    }
   }
+  if (!failed.ok()) return failed;
   return went;
 }
 
@@ -353,6 +361,8 @@ void Engine::InstallRestored(Head& head) {
 }
 
 void Engine::LeaveEpoch() {
+  // A deletion, a save or a restore that has begun is over before the replicas compare what they have.
+  const MutexLock quiet(checkpoint_mutex_);
   for (const std::shared_ptr<Head>& head : Heads()) head->LeaveEpoch();
 }
 

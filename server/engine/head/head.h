@@ -240,8 +240,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // At the coordinator, of what could not be begun: the window is open again, or a flush holds it as before.
   void GiveUpEnding(const absl::Status& why, const WindowEnd& end);
   EndingPhase phase() const;
-  // Whether this is what ends the window (WindowEnd::ending).
-  bool IsEnding(uint64_t ending) const;
+  // Whether this is what ends the window (WindowEnd::ending), and somebody still waits for this fate of a
+  // flush.
+  bool IsEnding(const WindowEnd& end) const;
   // At the coordinator, when all have the sums of a flush: what it is to be answered with
   // (head_joint_flush.cc).
   FlushInfo DescribeFlush(uint64_t window_tokens, const GradientStats& stats) const

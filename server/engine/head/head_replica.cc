@@ -47,14 +47,20 @@ void Head::GoOnPart(const absl::Status& why) {
   DropPrepared(why);
   TellWaiting(why);
   CancelRestorePart();
+  // It may have been abandoned in an epoch that was over before it went back.
+  const MutexLock lock(mutex_);
+  lifecycle_.EndRestore();
 }
 
 void Head::AbandonPart(const absl::Status& why) {
   std::vector<GradientWindow::Tell> callers;
   {
     const MutexLock lock(mutex_);
-    // Its line at the device is paused: some rows are new.
-    if (window_.phase() == EndingPhase::kStepping) joint_.restoring = RestorePhase::kOverwritten;
+    // Its line at the device is paused: some rows are new, or all are those of a checkpoint that does not
+    // count.
+    const bool overwritten =
+        window_.phase() == EndingPhase::kStepping || joint_.restoring == RestorePhase::kReady;
+    if (overwritten) joint_.restoring = RestorePhase::kOverwritten;
     if (window_.state() == WindowState::kSealing) callers = window_.Reopen();
     joint_.restored.reset();
     lifecycle_.BeginRestore(GoesBackLocked());
@@ -121,9 +127,10 @@ EndingPhase Head::phase() const {
   return window_.phase();
 }
 
-bool Head::IsEnding(uint64_t ending) const {
+bool Head::IsEnding(const WindowEnd& end) const {
   const MutexLock lock(mutex_);
-  return window_.state() != WindowState::kOpen && window_.ending() == ending;
+  if (window_.state() == WindowState::kOpen || window_.ending() != end.ending) return false;
+  return !end.fate.has_value() || window_.asked_fate() == end.fate;
 }
 
 void Head::PostExchange(std::function<void()> task) {

@@ -40,7 +40,7 @@ class WindowEnding {
 
 void WindowEnding::End() {
   // Otherwise who waited was told, and another call ends the window.
-  if (!head_.IsEnding(end_.ending)) return;
+  if (!head_.IsEnding(end_)) return;
   const absl::Status ended = end_.fate.has_value() ? EndFlush(*end_.fate) : EndNow();
   if (!ended.ok()) head_.TellWaiting(ended, end_.ending);
 }

@@ -31,6 +31,7 @@
 #include "server/rpc/group/ticker.h"
 #include "server/rpc/replicas/head_commands.h"
 #include "server/rpc/replicas/joint_heads.h"
+#include "server/rpc/replicas/meeting.h"
 #include "server/rpc/replicas/part_commands.h"
 #include "server/rpc/replicas/remote_part.h"
 #include "server/rpc/replicas/replica_wire.h"
@@ -95,69 +96,6 @@ absl::Status StillAgreeing(const AwaitedOffers& awaited, const std::string& said
 
 // It has ended the epoch in order, since it has heard of a loss or leaves itself.
 absl::Status CoordinatorLeft() { return absl::UnavailableError("replica 0 has left"); }
-
-// Where all replicas have met, until one is lost: whoever notices it aborts their connection. Losses come
-// before there is one, or after.
-class Meeting {
- public:
-  void Lose(const absl::Status& why) {
-    const engine::MutexLock lock(mutex_);
-    if (!lost_.ok()) return;
-    lost_ = why;
-    if (connection_ != nullptr) connection_->Abort();
-    changed_.NotifyAll();
-  }
-  // Not ok if it is over.
-  absl::Status Take(std::shared_ptr<engine::ReplicaConnection> connection) {
-    const engine::MutexLock lock(mutex_);
-    connection_ = std::move(connection);
-    if (!lost_.ok()) connection_->Abort();
-    return lost_;
-  }
-  absl::Status lost() {
-    const engine::MutexLock lock(mutex_);
-    return lost_;
-  }
-  // What ends whatever this replica waits for; null: there is nothing any more.
-  void SetInterrupt(std::function<void()> interrupt) {
-    const engine::MutexLock lock(interrupt_mutex_);
-    interrupt_ = std::move(interrupt);
-  }
-  void Interrupt() {
-    const engine::MutexLock lock(interrupt_mutex_);
-    if (interrupt_ != nullptr) interrupt_();
-  }
-  // Waits for it, or until then.
-  void AwaitLoss(absl::Duration timeout) {
-    const auto deadline = DeadlineAfter(timeout);
-    const engine::MutexLock lock(mutex_);
-    while (lost_.ok() && changed_.WaitUntil(mutex_, deadline) != std::cv_status::timeout) {
-    }
-  }
-
- private:
-  engine::Mutex mutex_;
-  engine::CondVar changed_;
-  std::shared_ptr<engine::ReplicaConnection> connection_ ABSL_GUARDED_BY(mutex_);
-  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
-
-  engine::Mutex interrupt_mutex_;
-  std::function<void()> interrupt_ ABSL_GUARDED_BY(interrupt_mutex_);
-};
-
-// For as long as this lives.
-class Interruptible {
- public:
-  Interruptible(Meeting& meeting, std::function<void()> interrupt) : meeting_(meeting) {
-    meeting_.SetInterrupt(std::move(interrupt));
-  }
-  ~Interruptible() { meeting_.SetInterrupt(nullptr); }
-  Interruptible(const Interruptible&) = delete;
-  Interruptible& operator=(const Interruptible&) = delete;
-
- private:
-  Meeting& meeting_;
-};
 
 // `all` is null where all that matters is that everybody has come.
 absl::Status AllGather(Rendezvous& rendezvous, std::string own, std::vector<std::string>* all) {
@@ -231,7 +169,7 @@ class MeetingReplica final : public ReplicaSet {
   absl::Status Coordinate(const std::shared_ptr<Meeting>& meeting);
   absl::Status Follow(const std::shared_ptr<Meeting>& meeting);
   // Says who keeps those from agreeing that have joined, once it takes long.
-  void TellAgreeing(GroupLeader& leader, absl::Time since);
+  void TellAgreeing(GroupLeader& leader, Meeting& meeting, absl::Time since);
   // Tells all others what there is here, and hears what they have: heads that are alike go on, and the others
   // wait to go back. Then connects the devices.
   absl::StatusOr<engine::Agreement> Agree(Rendezvous& rendezvous, Meeting& meeting,
@@ -411,8 +349,9 @@ absl::Status MeetingReplica::Coordinate(const std::shared_ptr<Meeting>& meeting)
     Tell(absl::UnavailableError(joined.message()));
     TellAllWaiting(absl::UnavailableError(joined.message()));
   }
-  std::optional<Ticker> telling(std::in_place, kLookWhoAgrees,
-                                [this, &leader, since = absl::Now()] { TellAgreeing(**leader, since); });
+  std::optional<Ticker> telling(
+      std::in_place, kLookWhoAgrees,
+      [this, &leader, &meeting, since = absl::Now()] { TellAgreeing(**leader, *meeting, since); });
   std::shared_ptr<const engine::ReplicaCommunicators> replicas;
   const absl::StatusOr<engine::Agreement> agreement = Agree((*leader)->rendezvous(), *meeting, &replicas);
   if (!agreement.ok()) return agreement.status();
@@ -467,7 +406,9 @@ absl::Status MeetingReplica::Settle(const engine::Agreement& agreement,
   return others.Ask("SetIsWhole", whole);
 }
 
-void MeetingReplica::TellAgreeing(GroupLeader& leader, absl::Time since) {
+void MeetingReplica::TellAgreeing(GroupLeader& leader, Meeting& meeting, absl::Time since) {
+  // The thread of this epoch may wait for answers of replicas that wait for a lost one at their devices.
+  if (!meeting.lost().ok()) return meeting.Interrupt();
   const AwaitedOffers awaited = leader.Awaited();
   const absl::Duration time = awaited.ranks.empty() ? absl::Now() - since : awaited.time;
   if (time < options_.replica_timeout) return;

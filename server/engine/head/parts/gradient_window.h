@@ -140,6 +140,8 @@ class GradientWindow {
   enum class Asked { kFirst, kAgain };
   absl::StatusOr<Asked> AskFor(FlushFate fate, FateCallback done);
   std::vector<FateCallback> TakeFateWaiters();
+  // What those who wait want it to end in; none: nobody waits.
+  std::optional<FlushFate> asked_fate() const { return asked_fate_; }
   // A flush that holds the window is being ended.
   bool ends_flush() const { return asked_fate_.has_value(); }
   // The sealed window is gone, and the next one begins; or it is open again, with what came since.

@@ -1,17 +1,10 @@
-// Flushes of replicas that lose each other: whatever happens in between, a flush has every batch once, stays
-// under its id with its gradient, and ends everywhere alike.
-#include <gmock/gmock.h>
+// Flushes of replicas of which one is missing.
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdint>
-#include <future>
-#include <optional>
-#include <ostream>
-#include <random>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "tests/unit/engine/replicas/replica_servers.h"
@@ -21,10 +14,6 @@ namespace lossd::rpc::replica_set_test {
 namespace {
 
 using engine::FlushInfo;
-using engine::SessionMarks;
-using engine::WindowStats;
-using ::testing::FloatNear;
-using ::testing::Pointwise;
 
 TEST(FlushSet, AFlushIsNotBegunWithoutAllReplicas) {
   SetUnderTest set(2);

@@ -298,6 +298,22 @@ TEST(ReplicaCheckpoint, AStartRestoresWhatNoReplicaHas) {
   EXPECT_TRUE(servers.Step().ok());
 }
 
+TEST(ReplicaCheckpoint, OneOfAnEarlierHeadOfThisNameIsNotWhatAllGoBackTo) {
+  CheckpointFolder folder;
+  {
+    CheckpointedServers servers(SetSize{2}, MasterHead(), folder);
+    servers.Compute(100);
+    ASSERT_TRUE(servers.Save("a").ok());
+  }
+  CheckpointedServers servers(SetSize{2}, MasterHead(), folder);  // which create it anew
+  servers.set().Replace(1);
+  servers.set().AwaitWhole();
+  for (int32_t replica = 0; replica < 2; ++replica) {
+    EXPECT_TRUE(absl::IsNotFound(servers.all().at(replica).engine().FindHead("h").status()));
+  }
+  EXPECT_EQ(servers.engine().ListCheckpoints("h")->size(), 1U) << "it stays, and can be restored by name";
+}
+
 TEST(ReplicaCheckpoint, ADrainSavesAllReplicas) {
   CheckpointFolder folder;
   uint64_t tokens = 0;

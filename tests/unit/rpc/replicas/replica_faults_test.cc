@@ -32,6 +32,7 @@ using ::testing::Pointwise;
 
 constexpr engine::StepRequest kRequest = {.learning_rate = 1e-2};
 constexpr int kWindows = 9;
+constexpr int kCuts = 4;
 
 struct Faults {
   SetSize size;
@@ -206,6 +207,10 @@ class ReplicaFaultsTest : public ::testing::TestWithParam<Faults> {
 
 TEST_P(ReplicaFaultsTest, AllAreWhatOneServerIsAfterAsManyWindows) {
   for (int32_t replica = 0; replica < replicas(); ++replica) set_.Meet(replica);
+  // Few cuts come just while a replica is in a phase.
+  const auto cut_too_seldom = [this] {
+    return GetParam().cuts && !GetParam().in.has_value() && set_.proxy().faults() < kCuts;
+  };
   uint64_t newest = 0;  // saved, with this generation
   const auto try_to_save = [&](uint64_t generation) {
     const auto saved = servers().at(0).engine().SaveCheckpoint("h", absl::StrCat("step-", ++tags_));
@@ -213,7 +218,7 @@ TEST_P(ReplicaFaultsTest, AllAreWhatOneServerIsAfterAsManyWindows) {
     return saved.ok() || generation > 1;
   };
   while (!try_to_save(1)) set_.AwaitWhole();
-  for (uint64_t generation = 1; generation <= kWindows;) {
+  for (uint64_t generation = 1; generation <= kWindows || cut_too_seldom();) {
     generation = ExpectAllAlike();
     EXPECT_GE(generation, newest) << "what is saved is not lost";
     if (servers().at(0).head()->Info().window_state == WindowState::kOpen) {
@@ -223,10 +228,6 @@ TEST_P(ReplicaFaultsTest, AllAreWhatOneServerIsAfterAsManyWindows) {
     Reference::IsFlushed(generation) ? FlushAndCommit(generation) : Step(generation);
   }
   EXPECT_EQ(kills_ > 0, GetParam().kills);
-  // Few come just while a replica steps.
-  if (!GetParam().in.has_value()) {
-    EXPECT_EQ(set_.proxy().faults() > 0, GetParam().cuts);
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
