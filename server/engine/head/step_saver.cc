@@ -81,8 +81,9 @@ absl::Status StepSaver::Begin(absl::StatusOr<CapturedHead> captured, HeadBackend
   const MutexLock lock(mutex_);
   captured_ = std::move(captured);
   if (!captured_.ok()) return absl::OkStatus();
-  copied_ = copied.ok() ? *std::move(copied) : [status = copied.status()] { return status; };
-  return copied.status();
+  absl::Status begun = copied.status();
+  copied_ = copied.ok() ? *std::move(copied) : [begun] { return begun; };
+  return begun;
 }
 
 std::optional<StepSaver::Pending> StepSaver::pending() const {
