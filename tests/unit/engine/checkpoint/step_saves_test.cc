@@ -100,7 +100,8 @@ class StepSavesTest : public CheckpointTest {
   }
   std::vector<std::string> Tags() {
     std::vector<std::string> tags;
-    for (const CheckpointInfo& info : *engine_->ListCheckpoints("h")) tags.push_back(info.tag);
+    const absl::StatusOr<std::vector<CheckpointInfo>> listed = engine_->ListCheckpoints("h");
+    for (const CheckpointInfo& info : *listed) tags.push_back(info.tag);
     return tags;
   }
 
