@@ -334,7 +334,7 @@ absl::StatusOr<Engine::WentBack> Engine::GoBack(const std::vector<std::string>& 
     const bool lives = std::find(live->begin(), live->end(), name) != live->end();
     absl::StatusOr<CheckpointReader> reader = absl::NotFoundError("");
     if (lives) reader = options_.checkpoints->Find(name, "");
-    // One of a time without weights has nothing to go back to.
+    // A checkpoint of a time without weights has nothing to go back to.
     const bool empty = reader.ok() && reader->checkpoint().weight_version == 0;
     if (empty || absl::IsNotFound(reader.status())) {
       DropHead(name);
@@ -433,7 +433,7 @@ absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
   return all;
 }
 
-// It went back to its newest checkpoint when the replicas met.
+// The head went back to its newest checkpoint when the replicas met.
 bool Engine::IsAtOthers(const std::string& name) const {
   if (!options_.place.shared()) return false;
   const absl::StatusOr<std::shared_ptr<Head>> head = FindHere(name);

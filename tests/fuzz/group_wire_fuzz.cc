@@ -1,4 +1,4 @@
-// What the ranks of a group say to each other: commands, answers and reports.
+// Messages between the ranks of a group: commands, answers and reports.
 #include <string>
 #include <variant>
 

@@ -11,7 +11,7 @@
 
 namespace lossd::bench {
 
-// What is timed of each round, in this order: the phases of a step, and the bare operations.
+// The times of a round, in this order: the phases of a step, and the bare operations.
 inline constexpr const char* kReplicaPhases[] = {"sum", "tally", "step"};
 inline constexpr const char* kBareOperations[] = {"reduce_scatter", "optimizer", "all_gather"};
 inline constexpr size_t kPhases = std::size(kReplicaPhases);

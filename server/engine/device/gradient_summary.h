@@ -1,4 +1,4 @@
-// What GradientStats tells of a gradient, added up piece by piece.
+// Sums of the statistics of a gradient, added up piece by piece.
 #ifndef LOSSD_SERVER_ENGINE_DEVICE_GRADIENT_SUMMARY_H_
 #define LOSSD_SERVER_ENGINE_DEVICE_GRADIENT_SUMMARY_H_
 

@@ -1,4 +1,4 @@
-// What a gradient adds up to, from what its parts do.
+// The tally of a gradient from the tallies of its parts.
 #ifndef LOSSD_SERVER_ENGINE_DEVICE_SLICE_TALLIES_H_
 #define LOSSD_SERVER_ENGINE_DEVICE_SLICE_TALLIES_H_
 

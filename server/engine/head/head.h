@@ -85,7 +85,7 @@ struct HeadEnvironment {
   absl::Duration place_timeout = absl::Seconds(10);
   std::string incarnation;
   ReplicaPlace place;
-  // At the coordinator of replicas: has all of them end this head's window (WindowEnding). Called without any
+  // At the coordinator of replicas: has all of them end this head's window (EndWindow). Called without any
   // lock held.
   std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together = {};
   // The same: has all of them publish this write, which is prepared here (Head::PrepareWrite).
@@ -249,7 +249,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The flush holds the window, and who waits for it here is answered.
   absl::Status HoldPart(const FlushInfo& flush);
-  // It ends, and who waits for that here is answered. ABORTED if it does not hold the window.
+  // The flush ends, and who waits for that here is answered. ABORTED if it does not hold the window.
   absl::Status EndFlushPart(const std::string& flush_id, FlushFate fate);
   // At the coordinator, when the others' windows are open again: answers who looks (head_stats.cc).
   void EndLook(const WindowStats& stats, uint64_t ending);
@@ -715,7 +715,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
 
   // Their parts over replicas (head_save_part.cc, head_restore_part.cc).
   WindowPlace PlaceLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What is told from AbandonPart on.
+  // The error of calls from AbandonPart on.
   absl::Status GoesBackLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckEpochLocked(uint64_t epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // HeadEnvironment::end_together, now or at EndSave.

@@ -47,7 +47,7 @@ void Head::GoOnPart(const absl::Status& why) {
   DropPrepared(why);
   TellWaiting(why);
   CancelRestorePart();
-  // It may have been abandoned in an epoch that was over before it went back.
+  // The head may have been abandoned in an epoch that was over before it went back.
   const MutexLock lock(mutex_);
   lifecycle_.EndRestore();
 }

@@ -13,7 +13,7 @@
 
 namespace lossd::engine {
 
-// What one replica says of itself.
+// One replica, as it describes itself.
 struct MetReplica {
   struct MetHead {
     uint64_t fingerprint = 0;  // of its configuration

@@ -59,7 +59,7 @@ class AllParts {
       done(std::move(answer));
     };
   }
-  // Who is told of a loss by its device may be heard sooner than the loss.
+  // A replica that hears of a loss from its device may answer before the loss itself is noticed.
   static absl::Status Lost(const absl::Status& status) {
     return absl::IsUnavailable(status) ? ReplicaLost(status.message()) : status;
   }

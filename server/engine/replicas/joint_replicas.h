@@ -21,7 +21,7 @@ namespace lossd::engine {
 absl::Status ReplicaLost(absl::string_view why);
 bool IsReplicaLost(const absl::Status& status);
 
-// What a coordinator asks in one epoch, and nothing when that is over. Thread-safe.
+// One epoch, at the coordinator: replicas are asked in it, and not after its end. Thread-safe.
 class CoordinatedEpoch {
  public:
   // Calls `ask`, which asks all replicas for something, and must not wait. What they exchange blocks their

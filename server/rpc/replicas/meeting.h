@@ -38,7 +38,7 @@ class Meeting {
     const engine::MutexLock lock(mutex_);
     return lost_;
   }
-  // What ends whatever this replica waits for; null: there is nothing any more.
+  // The call that ends whatever this replica waits for; null: it waits for nothing any more.
   void SetInterrupt(std::function<void()> interrupt) {
     const engine::MutexLock lock(interrupt_mutex_);
     interrupt_ = std::move(interrupt);

@@ -39,7 +39,7 @@ bool IsIpv6(const std::string& address) { return absl::StrContains(address, ':')
 bool IsOfOneLink(const std::string& address) { return absl::StartsWith(address, "fe80:"); }
 bool IsLoopback(const std::string& address) { return address == "::1" || absl::StartsWith(address, "127."); }
 
-// What an error of getifaddrs means for whoever has started the process.
+// An error of getifaddrs, with its remedy.
 struct Forbidden {
   int error;
   const char* remedy;

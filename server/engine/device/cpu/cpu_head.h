@@ -88,7 +88,7 @@ class CpuBackend : public HeadBackend {
 
   MemoryPlan MemoryReport() const override;
 
-  // What a head over replicas takes for the sum of their gradients.
+  // Memory of a head over replicas for the sum of their gradients.
   static int64_t SumBytes(const HeadConfig& config, const HeadShard& shard);
 
  private:
@@ -127,7 +127,7 @@ class CpuBackend : public HeadBackend {
   // Where weights are that nobody has written yet, there is no memory.
   absl::Status TakeWeights();
   HostBuffer& BufferOf(const StateEntry& entry);
-  // What a step changes of rows that are stepped here, whose gradient is there: null for zeros.
+  // Weights and state of rows that are stepped here, as a step takes them. Their gradient is null for zeros.
   kernels::OptimizerTensor MatrixOf(const float* dw, const kernels::RowSpan& rows);
   kernels::OptimizerTensor BiasOf(const float* db, const kernels::RowSpan& rows);
   // Calls work(segment, rows) for what there is of these rows in each fixed segment of the vocabulary.
@@ -147,7 +147,7 @@ class CpuBackend : public HeadBackend {
   // What of it is for rows on their way.
   static int64_t ScratchBytes(const HeadConfig& config, const HeadShard& shard);
   absl::Status CheckSummed() const;
-  // What the gradient of these rows, which has no others, adds up to.
+  // The tally of a gradient that has these rows alone.
   GradientTallies Tally(const CpuGradient& gradient, const kernels::RowSpan& of, float scale) const;
 
   const HeadConfig config_;

@@ -190,7 +190,7 @@ class CudaBackend : public HeadBackend {
   static kernels::cuda::Result EnqueueRead(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
                                            const kernels::RowSpan& rows, void* out, cudaStream_t stream);
   kernels::cuda::Result EnqueueCopies(std::span<const StateCopy> copies) const;
-  // What changes weights or state comes behind copies of them: before anything of that is enqueued.
+  // Changes of weights or state that are enqueued from now on come behind copies of them.
   kernels::cuda::Result AwaitCopies() const;
   // From the host, which must leave `in` alone until the computing stream has been waited for.
   kernels::cuda::Result WriteRows(const kernels::cuda::DeviceBuffer& buffer, const RowBytes& bytes,
@@ -331,7 +331,7 @@ class CudaBackend : public HeadBackend {
   bool knows_pieces_largest_ = false;
   SlicePipeline slices_;
   std::weak_ptr<PeerGradients> peers_;
-  // What the sum's dW adds up to, where that was found out as it was made.
+  // The tally of the sum's dW, where the sum was tallied as it was made.
   struct SummedTally {
     float scale = 1;
     kernels::GradientTally dw = {};

@@ -24,7 +24,7 @@ constexpr int64_t kAlignment = 256;
 // millisecond, beside which starting an exchange is little; and a slice of a large head has eight of them or
 // more, so that the first and the last, which overlap with nothing, are little too.
 constexpr int64_t kMostPieceBytes = int64_t{64} << 20;
-// What one other replica gives to a piece of a sum: scratch memory has room for two pieces.
+// Floats that one other replica gives to a piece of a sum: scratch memory has room for two pieces.
 constexpr int64_t kMostGivenBytes = int64_t{16} << 20;
 
 int32_t PiecesOf(const SliceLayout& layout, int64_t row_bytes, int64_t most_bytes) {

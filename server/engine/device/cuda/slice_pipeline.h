@@ -40,9 +40,9 @@ class SlicePipeline {
 
   // The step of this piece is what is on `computing`.
   kernels::cuda::Result NoteStepped(int32_t piece, cudaStream_t computing);
-  // What is put on wires() from now on comes behind the step of this piece.
+  // Work that is put on wires() from now on comes behind the step of this piece.
   kernels::cuda::Result AwaitStepped(int32_t piece);
-  // What is put on `computing` from now on comes behind what is on wires().
+  // Work that is put on `computing` from now on comes behind what is on wires().
   kernels::cuda::Result Join(cudaStream_t computing);
   cudaStream_t wires() const { return wires_.get(); }
 

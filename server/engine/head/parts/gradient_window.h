@@ -140,7 +140,7 @@ class GradientWindow {
   enum class Asked { kFirst, kAgain };
   absl::StatusOr<Asked> AskFor(FlushFate fate, FateCallback done);
   std::vector<FateCallback> TakeFateWaiters();
-  // What those who wait want it to end in; none: nobody waits.
+  // The fate of the flush that callers wait for; none: nobody waits.
   std::optional<FlushFate> asked_fate() const { return asked_fate_; }
   // A flush that holds the window is being ended.
   bool ends_flush() const { return asked_fate_.has_value(); }

@@ -43,7 +43,7 @@ struct WindowEnd {
   uint64_t weight_version = 0;
   int64_t optimizer_steps = 0;
   uint64_t ending = 0;  // at the coordinator: GradientWindow's number of it
-  // What a flush that holds all windows ends in, once somebody asks for that.
+  // The fate of a flush that holds all windows, once somebody asks for it.
   std::optional<FlushFate> fate = {};
 };
 

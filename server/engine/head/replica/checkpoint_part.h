@@ -1,4 +1,4 @@
-// What is said of one replica of a head when all of them meet, are saved or are restored.
+// States of one replica of a head: when all of them meet, are saved or are restored.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_REPLICA_CHECKPOINT_PART_H_
 #define LOSSD_SERVER_ENGINE_HEAD_REPLICA_CHECKPOINT_PART_H_
 
@@ -34,7 +34,7 @@ struct RestoredPart {
   RestoreNumbers numbers;  // the same everywhere
 };
 
-// What a replica has of a head when all of them meet.
+// The state of a replica of a head when all of them meet.
 struct MetPart {
   WindowPlace place;
   bool broken = false;  // a step or a restore that has begun is not over: nothing but a checkpoint mends it

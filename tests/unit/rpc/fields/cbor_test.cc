@@ -20,7 +20,7 @@ std::string Written(void (CborWriter::*put)(Arguments...), const Given&... given
   return writer.Take();
 }
 
-// What another implementation of the standard writes.
+// Items as another implementation of the standard writes them.
 std::string Expected(const json& value) {
   const std::vector<uint8_t> bytes = json::to_cbor(value);
   return {bytes.begin(), bytes.end()};

@@ -243,7 +243,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Faults{.size = {2}, .seed = 9, .kills = true, .cuts = true},
                       Faults{.size = {3}, .seed = 10, .kills = true, .cuts = true}));
 
-// What nobody has saved is gone with the replica that is lost, and everybody is told.
+// A head that nobody has saved is gone with the replica that is lost, and everybody is told.
 TEST(ReplicaFaults, AHeadWithoutACheckpointIsGoneEverywhere) {
   SetUnderTest set(3);
   set.MeetAll();

@@ -145,7 +145,7 @@ TEST(ReplicaSet, EachRoundOfAFlushIsTimed) {
   const absl::StatusOr<engine::FlushInfo> flush = set.servers().Flush(1);
   ASSERT_TRUE(flush.ok()) << flush.status();
   ASSERT_TRUE(set.servers().Commit(flush->flush_id).ok());
-  // It is held, and ended.
+  // The flush is held, and ended.
   ExpectRounds(set.servers(), 3, {1, 1, 0, 2});
 }
 
