@@ -37,7 +37,8 @@ class BatchStep {
 
   Status Run() {
     int64_t next = NextValid(0);
-    int64_t tile_rows = TileRows();
+    tile_ = TileWithin(params_.workspace_bytes);
+    int64_t tile_rows = tile_.rows;
     if (next < params_.tokens) {
       if (const Status status = exchange_.AgreeOnRows(&tile_rows); status != Status::kOk) return status;
     }
@@ -56,15 +57,14 @@ class BatchStep {
   }
 
  private:
-  TileSize SizeFor(int64_t rows, RowRecord record) const {
-    return {rows, params_.hidden, arithmetic_, record, params_.teacher == nullptr ? nullptr : &teacher_};
-  }
-
-  int64_t TileRows() const {
+  TileSize TileWithin(int64_t bytes) const {
     const Shard& shard = vocabulary_.shard();
+    TileSize size{1, params_.hidden, arithmetic_, RowRecord::kFull,
+                  params_.teacher == nullptr ? nullptr : &teacher_};
     // Whether the workspace is large enough does not depend on the options.
-    if (params_.workspace_bytes < WorkspaceBytes(SizeFor(1, RowRecord::kFull), shard)) return 0;
-    return RowsWithin(params_.workspace_bytes, SizeFor(1, RecordFor(params_)), shard);
+    if (bytes < WorkspaceBytes(size, shard)) return {.rows = 0};
+    size.record = RecordFor(params_);
+    return LargestTile(bytes, size, shard);
   }
 
   int64_t NextValid(int64_t row) const {
@@ -93,8 +93,10 @@ class BatchStep {
   int64_t TakeRows(int64_t row, int64_t limit) {
     int64_t count = 0;
     for (int64_t r = row; r < params_.tokens && count < limit; ++r) count += !IsDropped(params_, r);
-    LayOut(SizeFor(count, RecordFor(params_)), segments_.entries(),
-           {exchange_.is_alone() ? 0 : vocabulary_.segments()}, params_.workspace, &memory_);
+    TileSize size = tile_;
+    size.rows = count;
+    LayOut(size, segments_.entries(), {exchange_.is_alone() ? 0 : vocabulary_.segments()}, params_.workspace,
+           &memory_);
     for (int64_t i = 0; i < count; ++i) {
       for (size_t s = 0; s < segments_.all().size(); ++s) PutRow(row, i, s);
       row = NextValid(row + 1);
@@ -143,6 +145,7 @@ class BatchStep {
   LocalSegments segments_;
   const RowFinish finish_;
   TeacherSize teacher_;  // with a teacher
+  TileSize tile_;        // the largest
   TileMemory memory_;
 };
 

@@ -135,8 +135,9 @@ class BatchLogits {
         staged_row_bytes_(exchange_.is_alone() ? 0 : StagedRowBytes(vocabulary_.shard())) {}
 
   Status Run() {
-    int64_t most = RowsWithin(params_.workspace_bytes, {1, params_.hidden, arithmetic_, RowRecord::kFull},
-                              vocabulary_.shard(), staged_row_bytes_);
+    tile_ = LargestTile(params_.workspace_bytes, {1, params_.hidden, arithmetic_, RowRecord::kFull},
+                        vocabulary_.shard(), staged_row_bytes_);
+    int64_t most = tile_.rows;
     if (const Status status = exchange_.AgreeOnRows(&most); status != Status::kOk) return status;
     if (most == 0) return Status::kWorkspaceTooSmall;
     for (int64_t first = 0; first < params_.rows; first += most) {
@@ -150,9 +151,10 @@ class BatchLogits {
 
  private:
   void TakeRows(int64_t first, int64_t count) {
-    LayOut({count, params_.hidden, arithmetic_, RowRecord::kFull}, segments_.entries(),
-           {exchange_.is_alone() ? 0 : vocabulary_.segments(), staged_row_bytes_}, params_.workspace,
-           &memory_);
+    TileSize size = tile_;
+    size.rows = count;
+    LayOut(size, segments_.entries(), {exchange_.is_alone() ? 0 : vocabulary_.segments(), staged_row_bytes_},
+           params_.workspace, &memory_);
     for (size_t i = 0; i < segments_.all().size(); ++i) {
       const Workspace& tile = memory_.segments[i];
       for (int64_t r = 0; r < count; ++r) {
@@ -270,6 +272,7 @@ class BatchLogits {
   const ShardExchange exchange_;
   LocalSegments segments_;
   const int64_t staged_row_bytes_;
+  TileSize tile_;  // the largest
   TileMemory memory_;
 };
 

@@ -17,9 +17,9 @@ constexpr int64_t kMaxThreads = 256;
 // The machine's processors, not the caller's: the number of rows in a tile decides the order of additions
 // into dW, which must not change with the number of threads a caller may use.
 // Asked once, because the C library opens a file of /sys for the answer and every batch plans its tiles.
-int64_t ScratchThreads() {
-  static const int64_t threads = std::clamp<int64_t>(sysconf(_SC_NPROCESSORS_CONF), 1, kMaxThreads);
-  return threads;
+int64_t Processors() {
+  static const int64_t processors = std::clamp<int64_t>(sysconf(_SC_NPROCESSORS_CONF), 1, kMaxThreads);
+  return processors;
 }
 
 class Layout {
@@ -61,7 +61,7 @@ void SetSizes(const TileSize& size, int64_t hidden, Arithmetic arithmetic, int64
   w.blocks = CeilDivide(entries, w.block_columns);
   w.padded_hidden = RoundUp(hidden, kColumnAlignment);
   w.operand_type = arithmetic == Arithmetic::kLibraryBFloat16 ? DataType::kBFloat16 : DataType::kFloat32;
-  w.threads = ScratchThreads();
+  w.threads = size.threads;
   w.scratch_floats = ScratchFloats(arithmetic);
 }
 
@@ -162,6 +162,30 @@ bool AreAddressable(const TileSize& size, int64_t vocab) {
          (size.teacher == nullptr || IsSize(size.teacher->hidden));
 }
 
+int64_t TileBytes(const TileSize& size, const Shard& shard, int64_t staged_row_bytes) {
+  if (!AreSizes(size, shard.vocab)) return 0;
+  if (!AreAddressable(size, shard.vocab)) return INT64_MAX;
+  TileMemory memory;
+  if (shard.borders.size() == 2) return LayOut(size, {&shard.vocab, 1}, {}, nullptr, &memory);
+  PerSegment<int64_t> entries;
+  const int32_t segments = SegmentsToFit(shard, &entries);
+  return LayOut(size, std::span(entries).first(static_cast<size_t>(segments)),
+                {shard.segments(), staged_row_bytes}, nullptr, &memory);
+}
+
+// What one row with one thread takes, and each further thread.
+struct LeastTile {
+  LeastTile(TileSize size, const Shard& shard, int64_t staged_row_bytes) {
+    size.rows = 1;
+    size.threads = 1;
+    bytes = TileBytes(size, shard, staged_row_bytes);
+    size.threads = 2;
+    thread_bytes = std::max<int64_t>(TileBytes(size, shard, staged_row_bytes) - bytes, 1);
+  }
+  int64_t bytes = 0;
+  int64_t thread_bytes = 0;
+};
+
 }  // namespace
 
 int64_t LayOut(const TileSize& size, std::span<const int64_t> entries, const ExchangeSize& exchange,
@@ -188,61 +212,57 @@ int64_t LayOut(const TileSize& size, std::span<const int64_t> entries, const Exc
   return layout.bytes();
 }
 
-int64_t TileBytes(const TileSize& size, int64_t vocab) {
-  if (!AreSizes(size, vocab)) return 0;
-  if (!AreAddressable(size, vocab)) return INT64_MAX;
-  TileMemory memory;
-  return LayOut(size, {&vocab, 1}, {}, nullptr, &memory);
-}
-
-int64_t TileBytes(const TileSize& size, const Shard& shard, int64_t staged_row_bytes) {
-  if (shard.borders.size() == 2) return TileBytes(size, shard.vocab);
-  if (!AreSizes(size, shard.vocab)) return 0;
-  if (!AreAddressable(size, shard.vocab)) return INT64_MAX;
-  PerSegment<int64_t> entries;
-  const int32_t segments = SegmentsToFit(shard, &entries);
-  TileMemory memory;
-  return LayOut(size, std::span(entries).first(static_cast<size_t>(segments)),
-                {shard.segments(), staged_row_bytes}, nullptr, &memory);
-}
-
-int64_t RowsWithin(int64_t bytes, TileSize size, const Shard& shard, int64_t staged_row_bytes) {
+TileSize LargestTile(int64_t bytes, TileSize size, const Shard& shard, int64_t staged_row_bytes) {
   size.rows = 1;
-  if (!AreSizes(size, shard.vocab)) return 0;
-  return MostWithin(bytes, [&](int64_t rows) {
+  if (!AreSizes(size, shard.vocab)) return {.rows = 0};
+  const LeastTile least(size, shard, staged_row_bytes);
+  const int64_t more = std::max<int64_t>(bytes - least.bytes, 0) / 2 / least.thread_bytes;
+  size.threads = std::min(Processors(), 1 + more);
+  // What is left waits for the next thread, or more bytes would make fewer rows.
+  if (size.threads < Processors()) bytes = std::min(bytes, least.bytes + (2 * more + 1) * least.thread_bytes);
+  size.rows = MostWithin(bytes, [&](int64_t rows) {
     size.rows = rows;
     return TileBytes(size, shard, staged_row_bytes);
   });
+  return size;
 }
 
 int64_t WorkspaceBytes(const TileSize& size, const Shard& shard) {
-  const int64_t step = TileBytes(size, shard);
-  if (shard.borders.size() == 2 || step == 0) return step;
+  TileSize tile = size;
+  tile.threads = 1;
+  const int64_t by_one = TileBytes(tile, shard, 0);
+  if (by_one == 0 || by_one == INT64_MAX) return by_one;
+  const LeastTile least(size, shard, 0);
+  // As many as LargestTile then finds: they take no more than the further rows do.
+  const int64_t more = std::max<int64_t>(by_one - least.bytes - 1, 0) / least.thread_bytes;
+  tile.threads = std::min(Processors(), 1 + more);
+  const int64_t step = TileBytes(tile, shard, 0);
+  if (shard.borders.size() == 2) return step;
   TileSize logits = size;
-  logits.rows = 1;
   logits.teacher = nullptr;
-  return std::max(step, TileBytes(logits, shard, StagedRowBytes(shard)));
+  return std::max(step, LeastTile(logits, shard, StagedRowBytes(shard)).bytes);
 }
 
 int64_t StagedRowBytes(const Shard& shard) { return shard.vocab * static_cast<int64_t>(sizeof(float)); }
 
 int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record) {
-  return TileBytes({rows, hidden, arithmetic, record}, vocab);
+  return WorkspaceBytes({rows, hidden, arithmetic, record}, Vocabulary(nullptr, vocab).shard());
 }
 
 int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
                        const TeacherSize& teacher) {
-  return TileBytes({rows, hidden, arithmetic, RowRecord::kFull, &teacher}, vocab);
+  return WorkspaceBytes({rows, hidden, arithmetic, RowRecord::kFull, &teacher},
+                        Vocabulary(nullptr, vocab).shard());
 }
 
 int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record) {
-  return RowsWithin(bytes, {1, hidden, arithmetic, record}, Vocabulary(nullptr, vocab).shard());
+  return LargestTile(bytes, {1, hidden, arithmetic, record}, Vocabulary(nullptr, vocab).shard()).rows;
 }
 
 int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
                    const TeacherSize& teacher) {
-  return RowsWithin(bytes, {1, hidden, arithmetic, RowRecord::kFull, &teacher},
-                    Vocabulary(nullptr, vocab).shard());
+  const TileSize size{1, hidden, arithmetic, RowRecord::kFull, &teacher};
+  return LargestTile(bytes, size, Vocabulary(nullptr, vocab).shard()).rows;
 }
 
 }  // namespace cpu
@@ -274,7 +294,7 @@ int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight
 int64_t RowsWithin(int64_t bytes, const Shard& shard, int64_t hidden, DataType weight_type,
                    const TeacherSize* teacher) {
   const cpu::TileSize size{1, hidden, cpu::BestArithmetic(weight_type), cpu::RowRecord::kFull, teacher};
-  return bytes < cpu::WorkspaceBytes(size, shard) ? 0 : cpu::RowsWithin(bytes, size, shard);
+  return bytes < cpu::WorkspaceBytes(size, shard) ? 0 : cpu::LargestTile(bytes, size, shard).rows;
 }
 
 }  // namespace lossd::kernels

@@ -26,6 +26,7 @@ struct TileSize {
   Arithmetic arithmetic = Arithmetic::kSimd;
   RowRecord record = RowRecord::kFull;  // with a teacher always that
   const TeacherSize* teacher = nullptr;
+  int64_t threads = 1;  // that have scratch
 };
 
 // What segments and ranks tell each other.
@@ -56,10 +57,12 @@ struct TileMemory {
 int64_t LayOut(const TileSize& size, std::span<const int64_t> entries, const ExchangeSize& exchange,
                void* base, TileMemory* memory);
 
-// Bytes and rows by which all ranks of a shard divide a batch into tiles.
-int64_t TileBytes(const TileSize& size, const Shard& shard, int64_t staged_row_bytes = 0);
-int64_t RowsWithin(int64_t bytes, TileSize size, const Shard& shard, int64_t staged_row_bytes = 0);
-// The same with what one row of whole logits takes.
+// The tile by which all ranks of a shard divide a batch: `size` with the rows and threads that fit `bytes`, 0
+// rows if none do. All processors get scratch, or as many as take half of what one row with one thread
+// leaves.
+TileSize LargestTile(int64_t bytes, TileSize size, const Shard& shard, int64_t staged_row_bytes = 0);
+// Bytes in which the largest tile has size.rows, and room for one row of whole logits. One row takes the
+// least that a step works with, on any number of processors.
 int64_t WorkspaceBytes(const TileSize& size, const Shard& shard);
 int64_t StagedRowBytes(const Shard& shard);
 

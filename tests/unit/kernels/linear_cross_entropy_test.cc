@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/cpu/arithmetic.h"
+#include "kernels/cpu/workspace.h"
 #include "tests/unit/kernels/problem.h"
 #include "tests/unit/kernels/soft_problems.h"
 
@@ -287,6 +288,15 @@ TEST(Workspace, IsMonotonicAndRowsWithinIsItsInverse) {
           RowsWithin(WorkspaceBytes(1, shape.vocab, shape.hidden, type) - 1, shape.vocab, shape.hidden, type),
           0);
     }
+  }
+}
+
+TEST(Workspace, OneRowTakesTheScratchOfOneThreadOnAnyNumberOfProcessors) {
+  for (const DataType type : kTypes) {
+    const int64_t floats = cpu::BestArithmetic(type) == cpu::Arithmetic::kSimd
+                               ? cpu::kBlock * (cpu::kBlock + cpu::kColumnAlignment)
+                               : cpu::kLibraryBlock * cpu::kLibraryRows;
+    EXPECT_LT(WorkspaceBytes(1, 1, 1, type), floats * 6);
   }
 }
 
