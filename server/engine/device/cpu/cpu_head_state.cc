@@ -284,6 +284,7 @@ absl::Status CpuBackend::TakeWeights() {
 absl::Status CpuBackend::ReadStepped(const HostBuffer& from, int64_t row_bytes, const RowSpan& rows,
                                      void* out) const {
   if (absl::Status checked = CheckStepped(rows, stepped_); !checked.ok()) return checked;
+  if (rows.count == 0) return absl::OkStatus();  // whose memory may be null
   std::memcpy(out, from.data() + (rows.first - stepped_.first) * row_bytes,
               static_cast<size_t>(rows.count * row_bytes));
   return absl::OkStatus();
@@ -323,6 +324,7 @@ absl::Status CpuBackend::ReadState(const std::string& tensor, int64_t first_row,
   const absl::StatusOr<StateEntry> entry = FindState(config_, tensor);
   if (!entry.ok()) return entry.status();
   if (absl::Status taken = TakeWeights(); !taken.ok()) return taken;
+  if (rows == 0) return absl::OkStatus();
   const int64_t row_bytes = entry->tensor.columns * SizeOf(entry->tensor.type);
   if (entry->part != StatePart::kWeight) {
     return ReadStepped(BufferOf(*entry), row_bytes, {first_row, rows}, out);
@@ -336,6 +338,7 @@ absl::Status CpuBackend::WriteState(const std::string& tensor, int64_t first_row
   const absl::StatusOr<StateEntry> entry = FindState(config_, tensor);
   if (!entry.ok()) return entry.status();
   if (absl::Status taken = TakeWeights(); !taken.ok()) return taken;
+  if (rows == 0) return absl::OkStatus();
   const int64_t row_bytes = entry->tensor.columns * SizeOf(entry->tensor.type);
   if (entry->part == StatePart::kMaster && over_replicas()) {
     WriteMaster(in, {first_row, rows});
