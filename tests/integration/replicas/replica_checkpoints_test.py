@@ -80,7 +80,7 @@ class Pasts(Checkpoints):
             servers.start()
             code, details = code_of(again, save, reached[1 - lost], f"part-{lost}", **named)
             self.assertEqual(code, Code.ABORTED, details)
-            self.assertNotIn(f"part-{lost}", self.tags(reached[0]))
+            self.assertNotIn(f"part-{lost}", again(self.tags, reached[0]))
             trainer = Trainer(reached, "h", sessions)
             trainer.begin_again()
             trainer.step(reached[0], RATE)  # of what was saved
@@ -128,7 +128,7 @@ class Drains(Checkpoints):
                 self.assertEqual([session.opened.session_id for session in sessions], ids)
                 self.assertEqual(trainer.step(reached[1], RATE).window_tokens, 2 * TOKENS)
                 for server in reached:
-                    self.assert_close(server.read("h", HIDDEN), self.expected(), "weights")
+                    self.assert_close(again(server.read, "h", HIDDEN), self.expected(), "weights")
                 servers.kill()
 
     def test_one_of_the_coordinator_alone_is_what_all_go_back_to(self) -> None:
