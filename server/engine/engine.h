@@ -452,6 +452,8 @@ class Engine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   absl::StatusOr<CheckpointInfo> RestoreUncounted(CheckpointReader reader, Head::RestoreAs as)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<CheckpointInfo> MarkRestored(Head& head, const CheckpointReader& reader)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   absl::StatusOr<std::vector<SessionMemory>> MissingMemory(const Head& head, const HeadCheckpoint& checkpoint)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) ABSL_LOCKS_EXCLUDED(create_mutex_);
   absl::StatusOr<FileKeys> TryToRestore(Head& head, Head::RestoreAs as, const RestoreNumbers& numbers,
@@ -471,9 +473,12 @@ class Engine {
   absl::StatusOr<HeadCheckpoint> WriteState(Head& head, Head::SaveAs as, const Marks& named, StateSink* sink);
   absl::StatusOr<HeadCheckpoint> WriteStateOfAll(Head& head, const Marks& named, SavedWindow window,
                                                  StateSink* sink);
-  absl::Status RestoreAll(Head& head, const RestoreNumbers& numbers,
-                          const std::shared_ptr<const CheckpointReader>& reader, const Others& others)
+  absl::StatusOr<FileKeys> RestoreHere(Head& head, Head::RestoreAs as, const RestoreNumbers& numbers,
+                                       const std::shared_ptr<const CheckpointReader>& reader)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<FileKeys> RestoreAll(Head& head, const RestoreNumbers& numbers,
+                                      const std::shared_ptr<const CheckpointReader>& reader,
+                                      const Others& others) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   int64_t StagingOfLocked(const Head* head) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What a session with so many lanes may have under way.
   int64_t CreditOf(int32_t lanes) const;

@@ -241,10 +241,14 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
     RemoveHead(config.name, DiscardGradient::kYes, [] {}).IgnoreError();
   }
   if (!restored.ok()) return restored;
-  (*head)->NoteCheckpoint(reader->checkpoint().optimizer_steps);
+  return MarkRestored(**head, *reader);
+}
+
+absl::StatusOr<CheckpointInfo> Engine::MarkRestored(Head& head, const CheckpointReader& reader) {
+  head.NoteCheckpoint(reader.checkpoint().optimizer_steps);
   // Not sooner: until now there was no way back.
-  if (absl::Status live = options_.checkpoints->MarkLive(config.name); !live.ok()) return live;
-  return reader->info();
+  if (absl::Status live = options_.checkpoints->MarkLive(head.config().name); !live.ok()) return live;
+  return reader.info();
 }
 
 // Memory for the checkpoint's deterministic sessions, beyond that which those of the head have.
@@ -283,29 +287,30 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
                                                 {head.restores(), head.weight_version()});
   }
   if (!numbers.ok()) return numbers.status();
-  if (options_.place.shared()) return RestoreAll(head, *numbers, reader, others);
-  absl::StatusOr<FileKeys> keys = TryToRestore(head, as, *numbers, reader);
-  // Sessions of the head may go, with their memory, between the look at what is missing and the restore.
-  for (int again = 1; again < kTriesToRestore && absl::IsUnavailable(keys.status()); ++again) {
-    keys = TryToRestore(head, as, *numbers, reader);
-  }
+  const absl::StatusOr<FileKeys> keys = options_.place.shared() ? RestoreAll(head, *numbers, reader, others)
+                                                                : RestoreHere(head, as, *numbers, reader);
   if (!keys.ok()) return keys.status();
   for (const auto& [file, key] : *keys) options_.checkpoints->Remember(*reader, file, key);
   AdoptSessions(head);
   return absl::OkStatus();
 }
 
-absl::Status Engine::RestoreAll(Head& head, const RestoreNumbers& numbers,
-                                const std::shared_ptr<const CheckpointReader>& reader, const Others& others) {
+absl::StatusOr<FileKeys> Engine::RestoreHere(Head& head, Head::RestoreAs as, const RestoreNumbers& numbers,
+                                             const std::shared_ptr<const CheckpointReader>& reader) {
+  absl::StatusOr<FileKeys> keys = TryToRestore(head, as, numbers, reader);
+  // Sessions of the head may go, with their memory, between the look at what is missing and the restore.
+  for (int again = 1; again < kTriesToRestore && absl::IsUnavailable(keys.status()); ++again) {
+    keys = TryToRestore(head, as, numbers, reader);
+  }
+  return keys;
+}
+
+absl::StatusOr<FileKeys> Engine::RestoreAll(Head& head, const RestoreNumbers& numbers,
+                                            const std::shared_ptr<const CheckpointReader>& reader,
+                                            const Others& others) {
   const absl::StatusOr<JointReplicas> replicas = others.replicas(head);
   if (!replicas.ok()) return replicas.status();
-  absl::Status restored = RestoreTogether(head.shared_from_this(), *replicas, numbers, reader);
-  if (!restored.ok()) return restored;
-  for (const auto& [file, key] : head.KeysOf(reader->checkpoint().tensors)) {
-    options_.checkpoints->Remember(*reader, file, key);
-  }
-  AdoptSessions(head);
-  return absl::OkStatus();
+  return RestoreTogether(head.shared_from_this(), *replicas, numbers, reader);
 }
 
 absl::StatusOr<CheckpointInfo> Engine::GoBackTo(CheckpointReader found, const Others& others) {
@@ -316,10 +321,8 @@ absl::StatusOr<CheckpointInfo> Engine::GoBackTo(CheckpointReader found, const Ot
   if (!head.ok()) return head.status();
   absl::Status restored = others.create(config);
   if (restored.ok()) restored = RestoreTo(**head, reader, Head::RestoreAs::kTagged, others);
-  if (restored.ok()) restored = options_.checkpoints->MarkLive(config.name);
   if (!restored.ok()) return restored;
-  (*head)->NoteCheckpoint(reader->checkpoint().optimizer_steps);
-  return reader->info();
+  return MarkRestored(**head, *reader);
 }
 
 absl::StatusOr<Engine::WentBack> Engine::GoBack(const std::vector<std::string>& heads, const Others& others) {

@@ -396,21 +396,23 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void FinishRestorePart(const RestoredPart& part, std::shared_ptr<const StateSource> source,
                          std::shared_ptr<const ReplicaCommunicators> replicas,
                          std::function<void(absl::Status)> done);
-  // All have finished: the head is what the checkpoint says. Nothing if it has not, or is that already.
-  void InstallRestoredPart();
+  // All have finished: the head is what the checkpoint says. Answers the keys of the tensors that were read.
+  // Does nothing, and answers none, if this replica has not finished or the head is that already.
+  FileKeys InstallRestoredPart();
   // Nothing was overwritten; nothing happens if something was.
   void CancelRestorePart();
   // The replicas have parted: what was asked for until now comes to nothing.
   void LeaveEpoch();
   // HeadBackend's rows of each slice, by slice. None once the head has ended.
   std::vector<std::vector<kernels::RowSpan>> SliceRows() const;
-  // Keys under which the head would save these tensors now.
-  FileKeys KeysOf(const std::vector<StateTensor>& tensors) const;
 
  private:
   using Lane = AccumulationLedger::Lane;
   enum class Admission { kTake, kRepeat, kWait };
   using Resumes = std::vector<Resume>;
+
+  // Keys under which the head would save these tensors now.
+  FileKeys KeysOf(const std::vector<StateTensor>& tensors) const;
 
   bool frozen() const { return config_.weight_gradients == WeightGradients::kFrozen; }
 

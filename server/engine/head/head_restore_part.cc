@@ -99,14 +99,15 @@ absl::Status Head::FinishRestoreNow(const RestoredPart& part, const StateSource&
   return absl::OkStatus();
 }
 
-void Head::InstallRestoredPart() {
+FileKeys Head::InstallRestoredPart() {
   std::optional<RestoredPart> part;
   {
     const MutexLock lock(mutex_);
-    if (joint_.restoring != RestorePhase::kReady) return;
+    if (joint_.restoring != RestorePhase::kReady) return {};
     part = joint_.restored;
   }
   Install(RestoreAs::kTagged, part->numbers, part->state, {});
+  FileKeys keys = KeysOf(part->state.tensors);  // before anything can change them
   Resumes waiting;
   {
     const MutexLock lock(mutex_);
@@ -116,6 +117,7 @@ void Head::InstallRestoredPart() {
     waiting = TakeWaitingLocked();
   }
   Call(waiting);
+  return keys;
 }
 
 void Head::CancelRestorePart() {

@@ -192,10 +192,10 @@ class JointRestore {
         parts_(replicas, std::make_shared<OwnPart>(head, replicas.own, source)),
         source_(*source) {}
 
-  absl::Status Restore(RestoreNumbers numbers);
+  absl::StatusOr<FileKeys> Restore(RestoreNumbers numbers);
 
  private:
-  absl::Status RestoreAll(RestoreNumbers numbers);
+  absl::StatusOr<FileKeys> RestoreAll(RestoreNumbers numbers);
   absl::Status WriteTensor(const StateTensor& tensor);
   // To the replica that steps these rows.
   void Write(const std::string& tensor, const Piece& piece, const std::string& bytes,
@@ -206,11 +206,11 @@ class JointRestore {
   const StateSource& source_;
 };
 
-absl::Status JointRestore::Restore(RestoreNumbers numbers) {
+absl::StatusOr<FileKeys> JointRestore::Restore(RestoreNumbers numbers) {
   if (absl::Status may = head_.CheckRestorable(source_.checkpoint()); !may.ok()) return may;
-  absl::Status restored = RestoreAll(numbers);
+  absl::StatusOr<FileKeys> restored = RestoreAll(numbers);
   // Where nothing is overwritten the head goes on. If one was lost, the next epoch says what it does.
-  if (!restored.ok() && !IsReplicaLost(restored)) {
+  if (!restored.ok() && !IsReplicaLost(restored.status())) {
     parts_
         .TellAll(std::nullopt, [](ReplicaPart& part, size_t /*i*/,
                                   ReplicaPart::Done done) { part.CancelRestore(std::move(done)); })
@@ -219,7 +219,7 @@ absl::Status JointRestore::Restore(RestoreNumbers numbers) {
   return restored;
 }
 
-absl::Status JointRestore::RestoreAll(RestoreNumbers numbers) {
+absl::StatusOr<FileKeys> JointRestore::RestoreAll(RestoreNumbers numbers) {
   const HeadCheckpoint& state = source_.checkpoint();
   const auto begun = parts_.AskAll<RestoringPart>(
       std::nullopt,
@@ -243,8 +243,8 @@ absl::Status JointRestore::RestoreAll(RestoreNumbers numbers) {
   done = parts_.DoTogether(std::nullopt, [](ReplicaPart& part, size_t /*i*/, ReplicaPart::Done installed) {
     part.InstallRestored(std::move(installed));
   });
-  if (done.ok()) head_.InstallRestoredPart();
-  return done;
+  if (!done.ok()) return done;
+  return head_.InstallRestoredPart();
 }
 
 void JointRestore::Write(const std::string& tensor, const Piece& piece, const std::string& bytes,
@@ -294,8 +294,9 @@ absl::StatusOr<HeadCheckpoint> SaveTogether(const std::shared_ptr<Head>& head, c
   return saved;
 }
 
-absl::Status RestoreTogether(const std::shared_ptr<Head>& head, const JointReplicas& replicas,
-                             RestoreNumbers numbers, const std::shared_ptr<const StateSource>& source) {
+absl::StatusOr<FileKeys> RestoreTogether(const std::shared_ptr<Head>& head, const JointReplicas& replicas,
+                                         RestoreNumbers numbers,
+                                         const std::shared_ptr<const StateSource>& source) {
   return JointRestore(head, replicas, source).Restore(numbers);
 }
 

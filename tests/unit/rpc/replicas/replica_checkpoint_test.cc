@@ -400,14 +400,44 @@ class FailingSource : public engine::StateSource {
   mutable int left_;
 };
 
-absl::Status RestoreFailing(CheckpointedServers& servers, const std::string& tag, int reads) {
+absl::StatusOr<engine::FileKeys> RestoreFrom(CheckpointedServers& servers,
+                                             const std::shared_ptr<const engine::StateSource>& source) {
   const std::shared_ptr<engine::Head> head = servers.all().at(0).head();
-  const auto reader = servers.engine().options().checkpoints->Find("h", tag);
-  if (!reader.ok()) return reader.status();
   const auto replicas = servers.set().set(0).FindReplicas(*head);
   if (!replicas.ok()) return replicas.status();
-  return engine::RestoreTogether(head, *replicas, {head->restores() + 1, reader->checkpoint().weight_version},
-                                 std::make_shared<FailingSource>(reader->checkpoint(), reads));
+  return engine::RestoreTogether(head, *replicas, {head->restores() + 1, source->checkpoint().weight_version},
+                                 source);
+}
+
+absl::Status RestoreFailing(CheckpointedServers& servers, const std::string& tag, int reads) {
+  const auto reader = servers.engine().options().checkpoints->Find("h", tag);
+  if (!reader.ok()) return reader.status();
+  return RestoreFrom(servers, std::make_shared<FailingSource>(reader->checkpoint(), reads)).status();
+}
+
+// Or the next save would link a file to what a step since the restore has changed.
+TEST(ReplicaCheckpoint, ARestoreAnswersTheKeysOfWhatItReadAlone) {
+  CheckpointFolder folder;
+  CheckpointedServers servers(SetSize{2}, MasterHead(), folder);
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  ASSERT_TRUE(servers.Save("a").ok());
+  engine::CheckpointStore& store = *servers.engine().options().checkpoints;
+  auto found = store.Find("h", "a");
+  ASSERT_TRUE(found.ok()) << found.status();
+  const auto reader = std::make_shared<engine::CheckpointReader>(*std::move(found));
+  ASSERT_TRUE(reader->Verify().ok());
+  const absl::StatusOr<engine::FileKeys> keys = RestoreFrom(servers, reader);
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_EQ(keys->size(), reader->checkpoint().tensors.size());
+  servers.ReconnectAll();
+  servers.Compute(200);
+  ASSERT_TRUE(servers.Step().ok());
+  for (const auto& [file, key] : *keys) store.Remember(*reader, file, key);
+  const std::map<std::string, std::string> stepped = servers.State();
+  ASSERT_TRUE(servers.Save("b").ok());
+  ASSERT_TRUE(servers.Restore("b").ok());
+  EXPECT_EQ(servers.State(), stepped);
 }
 
 TEST(ReplicaCheckpoint, ARestoreThatFailsBeforeItHasWrittenAnythingChangesNothing) {
