@@ -59,9 +59,10 @@ ABSL_FLAG(std::string, collective_interface, "",
           "the network interface, such as eth0, over which ranks of several hosts reach each other");
 
 ABSL_FLAG(
-    bool, lanes_at_ranks, true,
-    "every rank of a group takes lanes of clients: on node 0 that of number r at the r-th port behind "
-    "--listen's, or PATH.r of a socket, on others from --listen's own port on; false: all go to the leader");
+    std::optional<bool>, lanes_at_ranks, {},
+    "true: every rank of a group takes lanes of clients: on node 0 that of number r at the r-th port behind "
+    "--listen's, or PATH.r of a socket, on others from --listen's own port on; false: all go to the leader; "
+    "unset: true where the ranks are on several hosts");
 ABSL_FLAG(std::string, advertise_host, "",
           "name or address of this node's host for clients that open lanes at its ranks; empty: the address "
           "of --collective_interface. On node 0 it is the one that they have called");
@@ -276,7 +277,7 @@ absl::StatusOr<std::string> AdvertisedHost(const std::string& interface) {
 absl::StatusOr<LanePlace> ReadLaneFlags(const GroupOptions& group, const std::string& listen,
                                         const std::vector<std::string>& others) {
   const bool follows = group.process.has_value() && group.process->rank > 0;
-  if (!follows || !absl::GetFlag(FLAGS_lanes_at_ranks)) return LanePlace();
+  if (!follows || !absl::GetFlag(FLAGS_lanes_at_ranks).value_or(group.SpansHosts())) return LanePlace();
   std::string host;
   if (!group.IsBesideLeader()) {
     absl::StatusOr<std::string> advertised = AdvertisedHost(group.interface);

@@ -164,8 +164,8 @@ class Attacked:
 
 
 def attack(args, way, name, calls):
-    device = "--devices=cpu,cpu" if name == RANK else "--device=cpu"
-    with LossdServer(args.lossd, device, *way.flags(name)) as server, way.channel(name, server.target) as channel:
+    device = ("--devices=cpu,cpu", "--lanes_at_ranks=true") if name == RANK else ("--device=cpu",)
+    with LossdServer(args.lossd, *device, *way.flags(name)) as server, way.channel(name, server.target) as channel:
         attacked = Attacked(server, name)
         client = Client(channel, way.metadata(name))
         quiet_until = time.monotonic() + min(QUIET_SECONDS, args.seconds / 4)

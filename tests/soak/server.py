@@ -25,7 +25,7 @@ class SoakServer(LossdServer):
     def flags(self) -> list[str]:
         found = [*super().flags(), f"--listen={self.target},{self.socket_target}",
                  f"--metrics_listen={self.metrics_url.split('/')[2]}", f"--checkpoint_dir={self.folder}/checkpoints", "--restore",
-                 f"--devices={self.devices}", "--log_format=json"]
+                 f"--devices={self.devices}", "--lanes_at_ranks=true", "--log_format=json"]
         if self.certificates is not None:
             found += self.certificates.server_flags()
         return found

@@ -52,6 +52,7 @@ struct GroupOptions {
   std::map<std::string, std::string> agreed;
 
   bool SpansNodes() const { return nodes > 1; }
+  bool SpansHosts() const { return host_ranks < ranks(); }
   int32_t local_ranks() const { return static_cast<int32_t>(devices.size()); }
   int32_t first_rank() const { return node * local_ranks(); }
   bool IsBesideLeader() const { return host_rank == first_rank(); }

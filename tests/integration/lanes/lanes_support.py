@@ -7,7 +7,7 @@ from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, l
 
 from streaming import F32, OPTIONS
 
-FLAGS = ("--workspace_bytes=16M", "--rank_timeout=10m")
+FLAGS = ("--workspace_bytes=16M", "--rank_timeout=10m", "--lanes_at_ranks=true")
 VOCAB, HIDDEN, TOKENS = 64, 16, 12
 
 

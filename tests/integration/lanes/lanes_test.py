@@ -123,8 +123,8 @@ class Told(unittest.TestCase):
             self.assertIn("this rank takes no lanes", server.log())
             self.assertEqual(server.stop(), 0, server.log())
 
-    def test_no_lanes_at_ranks_where_that_is_asked_for_or_there_is_one_device(self):
-        for server in (group("--lanes_at_ranks=false"), LossdServer(BINARY)):
+    def test_no_lanes_at_ranks_by_itself_on_one_host_nor_where_that_is_asked_for_or_there_is_one_device(self):
+        for server in (LossdServer(BINARY, "--devices=cpu,cpu"), group("--lanes_at_ranks=false"), LossdServer(BINARY)):
             with server, grpc.insecure_channel(server.target) as channel:
                 create_head(channel, "h", VOCAB, HIDDEN)
                 self.assertEqual(list(open_session(channel).lane_addresses), [])
@@ -145,7 +145,7 @@ class Hosts(unittest.TestCase):
             for node in range(2):
                 with open(logs[node], "w", encoding="utf-8") as log:
                     processes.append(subprocess.Popen(
-                        [BINARY, "--devices=cpu", *FLAGS, "--group=flags", "--group_nodes=2", f"--group_node={node}",
+                        [BINARY, "--devices=cpu", "--workspace_bytes=16M", "--rank_timeout=10m", "--group=flags", "--group_nodes=2", f"--group_node={node}",
                          f"--group_leader=127.0.0.1:{port + 2}", f"--group_token_file={token}", "--collective_network=trusted",
                          "--collective_interface=lo", f"--listen=127.0.0.1:{port + node}", "--metrics_listen=",
                          "--advertise_host=localhost", f"--port_file={folder}/ports {node}"], stderr=log))

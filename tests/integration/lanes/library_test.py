@@ -18,7 +18,7 @@ import numpy as np
 from lossd_server import LossdServer, free_ports
 
 BINARY = sys.argv.pop(1)
-FLAGS = ("--workspace_bytes=16M", "--rank_timeout=10m")
+FLAGS = ("--workspace_bytes=16M", "--rank_timeout=10m", "--lanes_at_ranks=true")
 VOCAB, HIDDEN, TOKENS = 64, 32, 600
 
 

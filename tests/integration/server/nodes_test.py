@@ -497,7 +497,7 @@ class Launchers(TestCase):
             with self.subTest(launcher=launcher), self.launched(
                     launcher, variables, f"--listen=127.0.0.1:{port}", f"--metrics_listen=127.0.0.1:{port + 1}",
                     f"--health_listen=127.0.0.1:{port + 2}", f"--group_leader=127.0.0.1:{port + 4}",
-                    devices="cpu,cpu,cpu,cpu") as leader:
+                    "--lanes_at_ranks=true", devices="cpu,cpu,cpu,cpu") as leader:
                 self.assertEqual(lane_addresses(leader.target), ["", f":{port + 3}", f":{port + 5}", f":{port + 6}"])
                 self.assertEqual(leader.health_target, f"127.0.0.1:{port + 2}")
                 self.assertEqual(leader.health(), SERVING)
