@@ -118,20 +118,33 @@ build_tree() {
   fi
 }
 
-# The tree that every suite but lint, the sanitizers and clang-tidy runs.
+# The tree that every suite but lint, the sanitizers and clang-tidy runs. What Python's tests want comes first: they run while the
+# others' programs are built.
 suite_build() {
-  local targets=(lossd_c lossd) began=$SECONDS
-  if wants quick; then targets+=(lossctl lossd_core_tests); fi
-  if wants "${of_programs[@]}"; then targets=(); fi
-  build_tree release build "${targets[@]}" || return 0
+  local users=(lossd_c lossd) targets=() began=$SECONDS
+  build_tree release build "${users[@]}" || return 0
+  touch "$log_dir/build.users"
+  if wants quick; then targets=(lossctl lossd_core_tests); fi
+  if wants "${of_programs[@]}"; then targets=(all); fi
+  if ((${#targets[@]})) && ! try_step "$log_dir/build-tests.log" "Building tests" build_targets build "${targets[@]}"; then
+    give_up "building tests"
+    return 0
+  fi
   touch "$log_dir/build.made"
   if [[ $cuda == yes && $(cuda_status) != toolkit* ]]; then give_up "compiling CUDA code, which --cuda asks for"; fi
   evidence+=(--check "Building what users run and its tests" $((SECONDS - began)) ok)
 }
-is_built() { [[ -e $log_dir/build.made ]]; }
+# is_built [users]: all of it, or what users run.
+is_built() { [[ -e $log_dir/build.${1:-made} ]]; }
 needs_build() {
-  if ! is_built; then give_up "building it"; fi
-  is_built
+  if ! is_built "$@"; then give_up "building it"; fi
+  is_built "$@"
+}
+# Until there is what the suite wants, or will not be.
+await_build() {
+  local wanted=made
+  if [[ $1 == python ]]; then wanted=users; fi
+  until is_built "$wanted" || [[ -e $log_dir/check-build.json ]]; do sleep 0.2; done
 }
 
 # run_ctest SUITE TREE CTEST_ARGUMENT...: shows each test as it ends.
@@ -237,7 +250,7 @@ python_tests() {
 suite_python() {
   local venv=$repo_root/build/venv
   await_environment python_env || return 0
-  needs_build || return 0
+  needs_build users || return 0
   check "$log_dir/check-ruff.log" "Style of the Python package" "$venv/bin/ruff" check client/python bench
   check "$log_dir/check-ruff-format.log" "Layout of the Python package" "$venv/bin/ruff" format --check client/python bench
   check "$log_dir/check-mypy.log" "Types of the Python package" env -C client/python "$venv/bin/mypy"
@@ -355,7 +368,7 @@ if [[ $setup == yes ]]; then
 elif [[ $cuda == yes ]]; then
   tools/cuda_toolkit.sh --always
 fi
-rm -f "$log_dir"/check-*.json "$log_dir/build.made"
+rm -f "$log_dir"/check-*.json "$log_dir"/build.{users,made}
 # The search of the models takes minutes and asks nothing but their files.
 if wants unit && ! wants model nightly && [[ -n $(tools/source_files.py --recent .pml tests/model/run_model.py) ]]; then suites+=(model); fi
 if wants "${of_python[@]}"; then begin_environment python_env; fi
@@ -375,11 +388,12 @@ run_suite() (
 export LOSSD_UNCHANGED=pass
 if wants python bench quick "${of_programs[@]}"; then suites=(build "${suites[@]}"); fi
 
-# These run beside the others, one after another, since they wait for half of their time.
+# These run beside the others, one after another, since they wait for half of their time. Python's begin first.
 beside=() in_turn=()
 for suite in "${suites[@]}"; do
   case $suite in
-    conformance | python | deploy | hosts) beside+=("$suite") ;;
+    python) beside=("$suite" "${beside[@]}") ;;
+    conformance | deploy | hosts) beside+=("$suite") ;;
     *) in_turn+=("$suite") ;;
   esac
 done
@@ -388,6 +402,7 @@ if ((${#in_turn[@]} < 2)); then in_turn=("${suites[@]}") beside=(); fi
 run_beside() {
   local suite
   for suite in "${beside[@]}"; do
+    await_build "$suite"
     run_suite "$suite" >"$log_dir/check-$suite.out" 2>&1 </dev/null &
     wait "$!" || true
   done
@@ -402,6 +417,11 @@ show_beside() {
 }
 
 beside_process=
+if ((${#beside[@]})); then
+  say "beside the others run: ${beside[*]}; their logs are build/logs/check-*.out"
+  run_beside &
+  beside_process=$!
+fi
 await_beside() { if [[ -n $beside_process ]]; then wait "$beside_process" || true; fi; }
 for suite in "${in_turn[@]}"; do
   # A flood is none where other suites have the processors.
@@ -410,13 +430,7 @@ for suite in "${in_turn[@]}"; do
   run_suite "$suite" </dev/null &
   wait "$!" || true
   show_beside
-  if [[ $suite == build && ${#beside[@]} -gt 0 ]] && is_built; then
-    say "beside what follows run: ${beside[*]}; their logs are build/logs/check-*.out"
-    run_beside &
-    beside_process=$!
-  fi
 done
-if [[ -z $beside_process ]]; then run_beside; fi
 await_beside
 show_beside
 reports=("${suites[@]/#/$log_dir/check-}")
