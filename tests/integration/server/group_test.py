@@ -324,7 +324,7 @@ class Ends(TestCase):
         self.assertEqual([pid for pid in epochs(server.log())[0] if runs(pid)], [])
 
     def test_hang_up_goes_to_every_rank(self):
-        with self.group(devices="cpu,cpu,cpu") as server:
+        with self.group("--lanes_at_ranks=true", devices="cpu,cpu,cpu") as server:
             await_serving(server, 1)
             server.signal(signal.SIGHUP)
             for rank in range(3):
