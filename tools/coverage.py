@@ -4,7 +4,7 @@
 Builds the preset "coverage" in build-coverage, runs the suites unit, conformance and integration, and adds up the counts of all
 programs. A branch counts once, however many programs and template instantiations contain it. Branches that the compiler adds to calls
 which may throw are not counted. CTest lists failing tests, which do not stop the run. kernels/cpu and the tests stay optimised, since
-that would take too long otherwise. What headers have counts where the product includes them. The whole takes some 40 minutes on two cores.
+that would take too long otherwise. A header counts where the product includes it. The whole takes hours on two cores.
 
 usage: tools/coverage.py [--jobs N] [--json FILE] [--no-build] [--no-tests] [--depth N] [FOLDER...]
   --no-build, --no-tests  use the existing programs, or the existing counts

@@ -218,7 +218,7 @@ TileSize LargestTile(int64_t bytes, TileSize size, const Shard& shard, int64_t s
   const LeastTile least(size, shard, staged_row_bytes);
   const int64_t more = std::max<int64_t>(bytes - least.bytes, 0) / 2 / least.thread_bytes;
   size.threads = std::min(Processors(), 1 + more);
-  // What is left waits for the next thread, or more bytes would make fewer rows.
+  // Bytes saved up for the next thread hold no rows: otherwise that thread would make the tile smaller.
   if (size.threads < Processors()) bytes = std::min(bytes, least.bytes + (2 * more + 1) * least.thread_bytes);
   size.rows = MostWithin(bytes, [&](int64_t rows) {
     size.rows = rows;

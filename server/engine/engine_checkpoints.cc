@@ -298,7 +298,7 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
 absl::StatusOr<FileKeys> Engine::RestoreHere(Head& head, Head::RestoreAs as, const RestoreNumbers& numbers,
                                              const std::shared_ptr<const CheckpointReader>& reader) {
   absl::StatusOr<FileKeys> keys = TryToRestore(head, as, numbers, reader);
-  // Sessions of the head may go, with their memory, between the look at what is missing and the restore.
+  // A session may close, and free its memory, after MissingMemory has counted it.
   for (int again = 1; again < kTriesToRestore && absl::IsUnavailable(keys.status()); ++again) {
     keys = TryToRestore(head, as, numbers, reader);
   }

@@ -396,7 +396,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void FinishRestorePart(const RestoredPart& part, std::shared_ptr<const StateSource> source,
                          std::shared_ptr<const ReplicaCommunicators> replicas,
                          std::function<void(absl::Status)> done);
-  // All have finished: the head is what the checkpoint says. Answers the keys of the tensors that were read.
+  // Makes the restored state current, once all replicas have finished. Answers the keys of its tensors.
   // Does nothing, and answers none, if this replica has not finished or the head is that already.
   FileKeys InstallRestoredPart();
   // Nothing was overwritten; nothing happens if something was.

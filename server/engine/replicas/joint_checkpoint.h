@@ -26,7 +26,7 @@ absl::StatusOr<HeadCheckpoint> SaveTogether(const std::shared_ptr<Head>& head, c
 
 // Puts all replicas back to what `source` has, or none: but for an error after some rows were written, from
 // which the head is no use until it is restored again. `numbers.restores` as Head::Restore's; of the weights
-// the version is at least that of `numbers`. Answers the keys of what was read, as Head::Restore's.
+// the version is at least that of `numbers`. Answers the keys of the restored tensors.
 absl::StatusOr<FileKeys> RestoreTogether(const std::shared_ptr<Head>& head, const JointReplicas& replicas,
                                          RestoreNumbers numbers,
                                          const std::shared_ptr<const StateSource>& source);

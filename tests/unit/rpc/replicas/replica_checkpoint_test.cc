@@ -415,7 +415,7 @@ absl::Status RestoreFailing(CheckpointedServers& servers, const std::string& tag
   return RestoreFrom(servers, std::make_shared<FailingSource>(reader->checkpoint(), reads)).status();
 }
 
-// Or the next save would link a file to what a step since the restore has changed.
+// With the keys of a later step, the next save would link the restored file in place of the stepped tensor.
 TEST(ReplicaCheckpoint, ARestoreAnswersTheKeysOfWhatItReadAlone) {
   CheckpointFolder folder;
   CheckpointedServers servers(SetSize{2}, MasterHead(), folder);
