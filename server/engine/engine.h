@@ -311,6 +311,9 @@ class Engine {
   };
   absl::StatusOr<WentBack> GoBack(const std::vector<std::string>& heads, const Others& others)
       ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
+  // At the coordinator: whether the head has no weights and its newest checkpoint has, since a restore that
+  // created it broke off. It goes back then, however alike its replicas are. Waits as GoBack.
+  absl::StatusOr<bool> IsHalfRestored(const Head& head) ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
   // The replicas have parted (Head::LeaveEpoch), all of whose exchanges are over. Waits for a save, a restore
   // or a deletion that has begun.
   void LeaveEpoch() ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);

@@ -358,6 +358,19 @@ absl::StatusOr<Engine::WentBack> Engine::GoBack(const std::vector<std::string>& 
   return went;
 }
 
+absl::StatusOr<bool> Engine::IsHalfRestored(const Head& head) {
+  if (options_.checkpoints == nullptr || head.weight_version() > 0) return false;
+  const MutexLock restoring(checkpoint_mutex_);
+  const std::string& name = head.config().name;
+  const absl::StatusOr<std::vector<std::string>> live = options_.checkpoints->LiveHeads();
+  if (!live.ok()) return live.status();
+  if (std::find(live->begin(), live->end(), name) == live->end()) return false;
+  const absl::StatusOr<CheckpointReader> newest = options_.checkpoints->Find(name, "");
+  if (absl::IsNotFound(newest.status())) return false;
+  if (!newest.ok()) return newest.status();
+  return newest->checkpoint().weight_version > 0;
+}
+
 void Engine::InstallRestored(Head& head) {
   head.InstallRestoredPart();
   AdoptSessions(head);

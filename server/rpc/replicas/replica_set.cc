@@ -174,7 +174,7 @@ class MeetingReplica final : public ReplicaSet {
   // wait to go back. Then connects the devices.
   absl::StatusOr<engine::Agreement> Agree(Rendezvous& rendezvous, Meeting& meeting,
                                           std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
-  engine::MetReplica Describe() const;
+  absl::StatusOr<engine::MetReplica> Describe() const;
   void GoOnOrAbandon(const engine::Agreement& agreement);
   // At the coordinator: all are alike when this is done, and know it.
   absl::Status Settle(const engine::Agreement& agreement, const std::shared_ptr<Coordination>& coordination);
@@ -463,18 +463,26 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
   return ended;
 }
 
-engine::MetReplica MeetingReplica::Describe() const {
+absl::StatusOr<engine::MetReplica> MeetingReplica::Describe() const {
   engine::MetReplica own{.history = history(), .heads = {}};
   for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
-    own.heads[head->config().name] = {FingerprintOf(head->config()), head->MeetPart()};
+    engine::MetPart part = head->MeetPart();
+    if (options_.place.coordinates() && !part.broken) {
+      const absl::StatusOr<bool> half = engine_->IsHalfRestored(*head);
+      if (!half.ok()) return half.status();
+      part.broken = *half;
+    }
+    own.heads[head->config().name] = {FingerprintOf(head->config()), std::move(part)};
   }
   return own;
 }
 
 absl::StatusOr<engine::Agreement> MeetingReplica::Agree(
     Rendezvous& rendezvous, Meeting& meeting, std::shared_ptr<const engine::ReplicaCommunicators>* replicas) {
+  const absl::StatusOr<engine::MetReplica> described = Describe();
+  if (!described.ok()) return described.status();
   group::v1::ReplicaHello own;
-  ToProto(Describe(), &own);
+  ToProto(*described, &own);
   own.set_new_history(RandomHistory());
   std::vector<std::string> said;
   agreeing_ = "what there is";

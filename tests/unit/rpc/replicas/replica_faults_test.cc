@@ -112,9 +112,7 @@ class ReplicaFaultsTest : public ::testing::TestWithParam<Faults> {
   uint64_t ExpectAllAlike() {
     for (;;) {
       set_.AwaitWhole();
-      // All are new processes: replica 0 restores at its start what nobody has.
-      engine::Engine& first = servers().at(0).engine();
-      if (!first.FindHead("h").ok()) (void)first.RestoreAtStart(std::nullopt);
+      if (!RestoredAtStart()) continue;
       const uint64_t met = servers().at(0).engine().replicas().Read().epochs;
       std::vector<uint64_t> generations;
       std::vector<std::vector<float>> weights;
@@ -136,6 +134,13 @@ class ReplicaFaultsTest : public ::testing::TestWithParam<Faults> {
           << "in window " << generations[0];
       return generations[0];
     }
+  }
+  // Where all are new processes replica 0 restores what nobody has, again and again until no cut ends it.
+  bool RestoredAtStart() {
+    engine::Engine& first = servers().at(0).engine();
+    const auto head = first.FindHead("h");
+    const bool is_there = head.ok() && (*head)->weight_version() > 0;
+    return is_there || first.RestoreAtStart(std::nullopt).ok();
   }
   // Whether every replica has its batch of this window in it; else another window has begun, or they have
   // parted.

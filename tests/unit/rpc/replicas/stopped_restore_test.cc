@@ -4,12 +4,14 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <future>
 #include <map>
 #include <memory>
 #include <ostream>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "server/engine/replicas/joint_checkpoint.h"
@@ -102,6 +104,8 @@ class StoppedRestoreTest : public ::testing::TestWithParam<Stop> {
   StoppingPlace place_{GetParam()};
 };
 
+using CutRestoreTest = StoppedRestoreTest;
+
 TEST_P(StoppedRestoreTest, IsMadeAgainOrLosesTheWindowAsAWhole) {
   CheckpointedServers servers(SetSize{3}, MasterHead(), Stopping(folder_, &place_));
   servers.Compute(100);
@@ -121,6 +125,27 @@ TEST_P(StoppedRestoreTest, IsMadeAgainOrLosesTheWindowAsAWhole) {
   servers.ExpectRestoredAsAWhole(200, saved, stepped);
 }
 
+// Nobody is killed, and replicas that have a head without weights are alike.
+TEST_P(CutRestoreTest, IsMadeAgainOfAHeadThatItCreates) {
+  CheckpointedServers servers(SetSize{3}, MasterHead(), Stopping(folder_, &place_));
+  servers.Compute(100);
+  ASSERT_TRUE(servers.Step().ok());
+  ASSERT_TRUE(servers.Save("a").ok());
+  const std::map<std::string, std::string> saved = servers.State();
+  for (int32_t replica = 0; replica < 3; ++replica) servers.set().Leave(replica);
+  for (int32_t replica = 0; replica < 3; ++replica) servers.set().Replace(replica);
+  servers.set().AwaitWhole();
+  auto restoring = std::async(std::launch::async, [&] { return servers.engine().RestoreAtStart({}); });
+  place_.AwaitReached();
+  servers.set().proxy().CutAll();
+  while (servers.set().set(0).Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  place_.LetGo();
+  EXPECT_TRUE(absl::IsUnavailable(restoring.get().status()));
+  servers.set().AwaitWhole();
+  servers.ExpectAllAlike();
+  EXPECT_EQ(servers.State(), saved);
+}
+
 std::vector<Stop> AllStops() {
   std::vector<Stop> stops;
   for (const Step step : {Step::kBegin, Step::kWrite, Step::kFinish, Step::kInstall}) {
@@ -132,6 +157,9 @@ std::vector<Stop> AllStops() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stops, StoppedRestoreTest, ::testing::ValuesIn(AllStops()));
+INSTANTIATE_TEST_SUITE_P(Cuts, CutRestoreTest,
+                         ::testing::Values(Stop{Step::kBegin, 1, 0}, Stop{Step::kBegin, 2, 0},
+                                           Stop{Step::kWrite, 1, 0}, Stop{Step::kFinish, 2, 0}));
 
 }  // namespace
 }  // namespace lossd::rpc::replica_set_test
