@@ -546,6 +546,7 @@ def main(trainer_of: type[FaultTrainer] = FaultTrainer) -> None:
     parser.add_argument("--page", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
     options = parser.parse_args()
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def connect(kind: Kind) -> lossd.Client:

@@ -34,7 +34,7 @@ PATHS = [str(ROOT / "client/python"), str(ROOT / "tests/support")]
 sys.path[:0] = PATHS
 
 from fault_page import PHASES, FaultPage  # noqa: E402
-from programs import Program, StillRuns  # noqa: E402
+from programs import Program, StillRuns, stacks  # noqa: E402
 from server import SoakServer  # noqa: E402
 from waiting import wait_until  # noqa: E402
 
@@ -115,7 +115,7 @@ class Clients:
         now = time.monotonic()
         for way, process in enumerate(self.processes):
             if process.poll():
-                raise AssertionError(process.log())
+                raise AssertionError(f"client {way} ended with status {process.poll()}:\n{process.log()}")
             progress, since = int(self.page.progress[way]), self.moved[way][1]
             if progress != self.moved[way][0] or process.poll() == 0:
                 self.moved[way] = (progress, now)
@@ -123,10 +123,12 @@ class Clients:
                 raise AssertionError(f"client {way} stands still:\n{self.stacks(process)}")
 
     def stacks(self, process: Program) -> str:
+        """Python's, and those of all threads."""
         process.signal(signal.SIGUSR1)
         time.sleep(1)
+        threads = stacks(process.pid)
         process.kill()
-        return process.log()
+        return f"{process.log()}\n{threads}"
 
     def running(self) -> bool:
         return any(process.running() for process in self.processes)
@@ -330,7 +332,7 @@ def run(faults_of: Callable[[argparse.Namespace, Path, contextlib.ExitStack], Fa
         try:
             report = faults.run()
         except AssertionError as error:
-            sys.exit(f"\nafter {faults.count()} faults of seed {options.seed}: {error}\nthe server's last words:\n"
+            sys.exit(f"\nafter {faults.kinds_of_faults()} of seed {options.seed}: {error}\nthe server's last words:\n"
                      f"{faults.server.log()[-3000:]}")
     text = json.dumps(report, indent=1)
     print(f"\n{text}")
