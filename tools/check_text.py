@@ -25,6 +25,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:work|root|home|Users|mnt)/\w")
 NOTE = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
 # A comment is a sentence that names what it speaks of.
 NO_SUBJECT = re.compile(r'(?:(?<!\S)(?://+|#|/\*+) *|^ *""")' r"Of\b")
+# Whose deadline gRPC may miss for ever: https://github.com/grpc/grpc/issues/16128.
+NO_DEADLINE = re.compile(r"\bWaitFor(?:Connected|StateChange)\(")
 # A row of dashes, with or without a title: a file that needs some holds several things.
 RULER = re.compile(r"\s*(?://|#)\s*[-=]{3,}")
 # What cannot be wrapped: a row of a table, a quotation (of a licence), a picture, one word (an address, a code span).
@@ -77,6 +79,8 @@ def violations_of(path, text):
             yield f"{path}:{number}: {len(line)} columns; CMake has at most {MAX_COLUMNS}"
         if NOTE.search(line):
             yield f"{path}:{number}: note of unfinished work"
+        if path.endswith((".h", ".cc")) and NO_DEADLINE.search(line):
+            yield f"{path}:{number}: a wait that may never end; lossd::internal::AwaitConnected does"
         if path.endswith(CODE) and NO_SUBJECT.search(line):
             yield f"{path}:{number}: a comment that begins with 'Of'; name what it speaks of"
 

@@ -1,7 +1,5 @@
 #include "client/src/connection/connection.h"
 
-#include <grpc/support/time.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <thread>
@@ -165,11 +163,8 @@ absl::Status Connection::Pause(std::chrono::milliseconds delay) {
   }
   while (Clock::now() < end) {
     const auto until = std::min(end, Clock::now() + kWaitSlice);
-    const auto wait = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
-    const gpr_timespec deadline =
-        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(wait.count() + 1, GPR_TIMESPAN));
+    AwaitConnected(channel, until);
     // Whoever takes connections and drops them is not asked in a circle.
-    if (channel.WaitForConnected(deadline)) channel.WaitForStateChange(GRPC_CHANNEL_READY, deadline);
     std::this_thread::sleep_until(until);
     if (absl::Status asked = Asked(options()); !asked.ok()) return asked;
   }

@@ -110,13 +110,14 @@ absl::StatusOr<std::unique_ptr<ComputeStream>> ServerChannel::Compute(
     const v1::SessionLimits& limits, std::chrono::milliseconds patience) const {
   auto breaker = std::make_unique<Breaker>();
   auto channel = StreamChannel(limits, *breaker);
-  const auto end = std::chrono::system_clock::now() + patience;
-  while (!channel->WaitForConnected(std::min(end, std::chrono::system_clock::now() + kWaitSlice))) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + patience;
+  while (!AwaitConnected(*channel, std::min<Clock::time_point>(end, Clock::now() + kWaitSlice))) {
     if (absl::Status asked = Asked(settings_.options); !asked.ok()) return asked;
     if (channel->GetState(false) == GRPC_CHANNEL_TRANSIENT_FAILURE) {
       return absl::UnavailableError(absl::StrCat("no connection to ", target_, " can be made"));
     }
-    if (std::chrono::system_clock::now() >= end) {
+    if (Clock::now() >= end) {
       return absl::UnavailableError(
           absl::StrCat("no connection to ", target_, " within ", patience.count(), " ms"));
     }

@@ -5,11 +5,15 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
+#include "grpcpp/completion_queue.h"
 
 namespace lossd::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Between two looks at a channel that connects.
+constexpr std::chrono::milliseconds kLook(5);
 
 constexpr char kInterruptedUrl[] = "type.lossd/Interrupted";
 
@@ -47,6 +51,18 @@ absl::Status SleepFor(const ClientOptions& options, std::chrono::milliseconds ti
     std::this_thread::sleep_for(std::min(left, kWaitSlice));
     if (absl::Status asked = Asked(options); !asked.ok()) return asked;
   }
+}
+
+bool AwaitConnected(grpc::Channel& channel, Clock::time_point until) {
+  grpc::CompletionQueue none;  // whoever waits for one reads and writes gRPC's sockets meanwhile
+  while (channel.GetState(true) != GRPC_CHANNEL_READY) {
+    const Clock::duration left = until - Clock::now();
+    if (left <= Clock::duration(0)) return false;
+    void* tag = nullptr;
+    bool ok = false;
+    none.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + std::min<Clock::duration>(left, kLook));
+  }
+  return true;
 }
 
 }  // namespace lossd::internal

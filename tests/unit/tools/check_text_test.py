@@ -42,6 +42,11 @@ class TextRules(unittest.TestCase):
         self.assertEqual(messages("docs/a.md", "# O" "f heads\n"), [])
         self.assertEqual(messages("a.cc", 'Say("# O" "f");\n'), [])
 
+    def test_waits_that_grpc_may_never_end_are_found(self):
+        for call in ("channel->WaitForConnected(deadline)", "channel.WaitForStateChange(state, deadline)"):
+            self.assertEqual(len(messages("client/a.cc", f"{call};\n")), 1, call)
+        self.assertEqual(messages("client/a.cc", "AwaitConnected(channel, until);\n"), [])
+
     def test_rulers_are_found(self):
         for line in ("// --- Sessions", "  // --- Chunks ---", "# ------", "// ====="):
             self.assertEqual(len(messages("kernels/a.cc", line + "\n")), 1, line)
