@@ -83,7 +83,9 @@ std::unique_ptr<RankLanes> RankLanes::Open(const RankLaneOptions& options) {
   Log(LogLevel::kWarning, "this rank takes no lanes: the leader takes all",
       {{"listen", own.listen},
        {"reason", std::string(server.status().message())},
-       {"remedy", "free the port, or choose another --listen: ranks take the ports behind it"}});
+       {"remedy",
+        "give each host a --listen of its own, such as 0.0.0.0:50051, and free the ports behind that of the "
+        "leader, which its ranks take"}});
   return lanes;
 }
 
