@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kWorkTimeout = std::chrono::minutes(10);
 constexpr std::chrono::milliseconds kLastWordTimeout(500);
+constexpr std::chrono::milliseconds kGlance(5);
 
 // A server that closes the first connections may be one that is about to serve: so long it is given.
 constexpr std::chrono::milliseconds kProbableFailurePatience(3000);
@@ -82,6 +83,7 @@ absl::StatusOr<std::shared_ptr<ServerChannel>> Connection::Run(const google::pro
     const std::shared_ptr<ServerChannel> server = servers_->current();
     settings_.traffic->NoteSent(request.ByteSizeLong());
     End end = Try(*server, response, call.patience, attempt);
+    if (absl::IsDeadlineExceeded(end.status) || WasSilent(end.said)) servers_->Renew(*server);
     if (end.is_cut) return end.status;
     absl::Status& status = end.status;
     settings_.traffic->NoteReceived(response->ByteSizeLong());
@@ -113,9 +115,11 @@ absl::StatusOr<std::shared_ptr<ServerChannel>> Connection::Run(const google::pro
 Connection::End Connection::Try(ServerChannel& server, google::protobuf::Message* response, Patience patience,
                                 Attempt attempt) {
   const std::optional<std::chrono::milliseconds> timeout = TimeoutOf(patience);
-  // What cannot be reached is given reconnect_timeout; a server that took the call has to answer.
-  const bool connected = server.channel().GetState(false) == GRPC_CHANNEL_READY;
   const bool is_long = patience == Patience::kWork || patience == Patience::kEndless;
+  absl::Status waited = is_long ? AwaitChannel(server) : absl::OkStatus();
+  if (!waited.ok()) return {.said = waited, .status = waited, .is_cut = !WasSilent(waited)};
+  // What cannot be reached is given reconnect_timeout; a server that took the call has to answer.
+  const bool connected = server.is_connected();
   Watch watch(server.watched(), is_long ? SilenceOfStream(server) : Watch::Silence::kIsEnough, timeout);
   grpc::ClientContext context;
   if (timeout.has_value()) context.set_deadline(std::chrono::system_clock::now() + *timeout);
@@ -150,6 +154,19 @@ std::optional<std::chrono::milliseconds> Connection::TimeoutOf(Patience patience
       break;
   }
   return std::nullopt;
+}
+
+absl::Status Connection::AwaitChannel(const ServerChannel& server) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + options().call_timeout;
+  while (!AwaitConnected(server.channel(), Clock::now() + kGlance)) {
+    if (server.channel().GetState(false) == GRPC_CHANNEL_TRANSIENT_FAILURE) break;
+    if (absl::Status asked = Asked(options()); !asked.ok()) return asked;
+    if (Clock::now() < end) continue;
+    servers_->Renew(server);
+    return NoAnswer(server.watched(), options().call_timeout);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Connection::Pause(std::chrono::milliseconds delay) {
@@ -193,6 +210,7 @@ absl::Status Connection::ReadRows(const char* method, const Request& request, co
   const grpc::Slice slice(request.SerializeAsString());
   settings_.traffic->NoteSent(slice.size());
   const std::shared_ptr<ServerChannel> server = servers_->current();
+  if (absl::Status waited = AwaitChannel(*server); !waited.ok()) return waited;
   MessageStream stream(server->watched(), SilenceOfStream(*server), method, grpc::ByteBuffer(&slice, 1));
   grpc::ByteBuffer bytes;
   while (stream.Read(&bytes)) {
@@ -233,6 +251,7 @@ absl::Status Connection::ReadWeights(const v1::ReadWeightsRequest& request, cons
 
 absl::StatusOr<int64_t> Connection::WriteWeights(const WeightSource& source) {
   const std::shared_ptr<ServerChannel> server = servers_->current();
+  if (absl::Status waited = AwaitChannel(*server); !waited.ok()) return waited;
   v1::WriteWeightsResponse response;
   absl::Status written = LeaveIfGone(*server, WriteRows(*server, source, &response));
   if (!written.ok()) return written;

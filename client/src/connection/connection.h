@@ -174,6 +174,9 @@ class Connection {
     bool is_cut = false;  // nobody waits for it any longer
   };
   End Try(ServerChannel& server, google::protobuf::Message* response, Patience patience, Attempt attempt);
+  // For calls with a deadline of minutes, or none: until there is a connection, or gRPC has found that there
+  // is none, of which it tells the call. NoAnswer if neither comes within call_timeout.
+  absl::Status AwaitChannel(const ServerChannel& server);
   // Nothing for kEndless.
   std::optional<std::chrono::milliseconds> TimeoutOf(Patience patience) const;
   // Waits, and connects again whenever the connection is lost meanwhile: by itself gRPC would not before the

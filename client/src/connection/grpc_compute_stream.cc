@@ -14,13 +14,14 @@ constexpr size_t kMostReceived = 256;
 
 GrpcComputeStream::GrpcComputeStream(std::shared_ptr<grpc::Channel> channel,
                                      std::shared_ptr<CallMetadata> metadata,
-                                     std::shared_ptr<TrafficCounter> traffic, const WatchedServer* server,
+                                     std::shared_ptr<TrafficCounter> traffic,
+                                     std::shared_ptr<const WatchedServer> server,
                                      std::unique_ptr<Breaker> breaker)
     : traffic_(std::move(traffic)),
       metadata_(std::move(metadata)),
       added_(metadata_->AddTo(&context_)),
       stub_(std::move(channel)),
-      server_(server),
+      server_(std::move(server)),
       breaker_(std::move(breaker)) {
   stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
   // Write, Read and Close start operations from outside the reactions; the hold keeps the call alive for them

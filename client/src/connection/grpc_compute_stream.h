@@ -26,7 +26,8 @@ class GrpcComputeStream final : public ComputeStream,
   // null, and so may `server`, if nobody looks after the waits, and `breaker`, the channel's; `server` must
   // outlive the stream.
   GrpcComputeStream(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<CallMetadata> metadata,
-                    std::shared_ptr<TrafficCounter> traffic, const WatchedServer* server = nullptr,
+                    std::shared_ptr<TrafficCounter> traffic,
+                    std::shared_ptr<const WatchedServer> server = nullptr,
                     std::unique_ptr<Breaker> breaker = nullptr);
   ~GrpcComputeStream() override;
 
@@ -63,7 +64,7 @@ class GrpcComputeStream final : public ComputeStream,
   // The caller's.
   std::chrono::system_clock::time_point write_time_;
   std::chrono::system_clock::time_point read_time_;
-  const WatchedServer* const server_;
+  const std::shared_ptr<const WatchedServer> server_;
   const std::unique_ptr<Breaker> breaker_;
   bool heard_ = false;  // the server has said something
   absl::Status cut_;    // why the call was ended here, or what its end means

@@ -83,6 +83,19 @@ void ReplicaChannels::Leave(const ServerChannel& server) {
   if (servers_[current_].get() == &server) current_ = (current_ + 1) % servers_.size();
 }
 
+void ReplicaChannels::Renew(const ServerChannel& server) {
+  if (server.is_connected()) return;
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<ServerChannel>*> places;
+  for (std::shared_ptr<ServerChannel>& place : servers_) places.push_back(&place);
+  for (auto& [target, place] : elsewhere_) places.push_back(&place);
+  for (std::shared_ptr<ServerChannel>* place : places) {
+    if (place->get() != &server) continue;
+    if (auto again = server.Again(); again.ok()) *place = *std::move(again);
+    return;
+  }
+}
+
 std::string ReplicaChannels::PlaceOf(const ServerChannel& server) {
   std::string peer = server.peer();
   const std::string& target = server.target();
@@ -94,8 +107,11 @@ std::string ReplicaChannels::PlaceOf(const ServerChannel& server) {
 }
 
 absl::StatusOr<std::shared_ptr<ServerChannel>> ReplicaChannels::At(const std::string& target) {
-  for (const std::shared_ptr<ServerChannel>& server : servers_) {
-    if (server->target() == target) return server;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::shared_ptr<ServerChannel>& server : servers_) {
+      if (server->target() == target) return server;
+    }
   }
   const std::shared_ptr<ServerChannel> called = current();
   // There it has been already.

@@ -27,12 +27,16 @@ class ReplicaChannels {
   static absl::StatusOr<std::unique_ptr<ReplicaChannels>> Create(const std::string& targets,
                                                                  const ChannelSettings& settings);
 
-  size_t size() const { return servers_.size(); }
+  size_t size() const { return count_; }
   // Which calls go to now.
   std::shared_ptr<ServerChannel> current() const;
   // It cannot be reached: calls go to the one behind it in the list from now on, or to the first behind the
   // last. Nothing happens if they do not go to `server` any more.
   void Leave(const ServerChannel& server);
+
+  // Where it has no connection: calls go over a new channel to it from now on. gRPC may stop to connect a
+  // channel, for ever and without a word.
+  void Renew(const ServerChannel& server);
 
   // The place for At of the one that has answered at `server`, so that other connections come to it as well;
   // empty if they do so by the target of `server`, as far as can be told.
@@ -44,11 +48,12 @@ class ReplicaChannels {
 
  private:
   ReplicaChannels(std::vector<std::shared_ptr<ServerChannel>> servers, const ChannelSettings& settings)
-      : servers_(std::move(servers)), settings_(settings) {}
+      : count_(servers.size()), settings_(settings), servers_(std::move(servers)) {}
 
-  const std::vector<std::shared_ptr<ServerChannel>> servers_;
+  const size_t count_;
   const ChannelSettings& settings_;
   mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<ServerChannel>> servers_;
   size_t current_ = 0;
   std::map<std::string, std::shared_ptr<ServerChannel>> elsewhere_;  // by target
 };

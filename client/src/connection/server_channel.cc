@@ -75,6 +75,10 @@ grpc::ChannelArguments ServerChannel::Arguments(int64_t receive_bytes, const Bre
   return arguments;
 }
 
+absl::StatusOr<std::shared_ptr<ServerChannel>> ServerChannel::Again() const {
+  return Create(target_, settings_, watched_.others, host_);
+}
+
 std::string ServerChannel::host() const {
   if (!host_.empty()) return host_;
   const size_t colon = target_.rfind(':');
@@ -96,8 +100,9 @@ std::shared_ptr<grpc::Channel> ServerChannel::StreamChannel(const v1::SessionLim
 
 std::unique_ptr<ComputeStream> ServerChannel::StreamOver(std::shared_ptr<grpc::Channel> channel,
                                                          std::unique_ptr<Breaker> breaker) const {
-  return std::make_unique<GrpcComputeStream>(std::move(channel), metadata_, settings_.traffic, &watched_,
-                                             std::move(breaker));
+  std::shared_ptr<const WatchedServer> watched(shared_from_this(), &watched_);
+  return std::make_unique<GrpcComputeStream>(std::move(channel), metadata_, settings_.traffic,
+                                             std::move(watched), std::move(breaker));
 }
 
 std::unique_ptr<ComputeStream> ServerChannel::Compute(const v1::SessionLimits& limits) const {

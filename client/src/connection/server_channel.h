@@ -36,7 +36,7 @@ struct ChannelSettings {
 };
 
 // Thread-safe.
-class ServerChannel {
+class ServerChannel : public std::enable_shared_from_this<ServerChannel> {
  public:
   // Does not connect. `host`: what the certificate there is for, where TlsOptions does not say it; empty: the
   // host of the target. INVALID_ARGUMENT if the token cannot be read, or must not travel to `target`.
@@ -55,6 +55,10 @@ class ServerChannel {
   Stub& StubOf() const {
     return *std::get<std::unique_ptr<Stub>>(stubs_);
   }
+
+  // Another one for the same server, with a connection of its own.
+  absl::StatusOr<std::shared_ptr<ServerChannel>> Again() const;
+  bool is_connected() const { return channel_->GetState(false) == GRPC_CHANNEL_READY; }
 
   // By which certificates name it.
   std::string host() const;
@@ -79,7 +83,6 @@ class ServerChannel {
   }
 
   // A Compute call on a network connection of its own, whose answers are as large as `limits` let them be.
-  // This must outlive it.
   std::unique_ptr<ComputeStream> Compute(const v1::SessionLimits& limits) const;
   // The same, once that connection is there, for which it has `patience`: UNAVAILABLE if that does not do, or
   // what the caller says who is asked meanwhile (ClientOptions::interrupted).

@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "lossd/client.h"
+#include "tests/proxy/fault_proxy.h"
 #include "tests/support/wait.h"
 #include "tests/unit/client/session_fixture.h"
 
@@ -32,7 +33,7 @@ class InterruptedCallTest : public testing::SessionTest {
  protected:
   ~InterruptedCallTest() override { LetGo(); }
 
-  void Connect(ClientOptions options) {
+  void Connect(ClientOptions options, const std::string& target = "") {
     options.interrupted = [this]() -> absl::Status {
       {
         const absl::MutexLock lock(&mutex_);
@@ -40,7 +41,7 @@ class InterruptedCallTest : public testing::SessionTest {
       }
       return interrupted_ ? absl::CancelledError("enough") : absl::OkStatus();
     };
-    client_ = Client::Connect(fake_.target(), options).value();
+    client_ = Client::Connect(target.empty() ? fake_.target() : target, options).value();
     head_ = std::make_unique<Head>(client_->GetHead(FakeServer::kName).value());
   }
 
@@ -133,6 +134,26 @@ TEST_F(InterruptedCallTest, ASilentServerIsNoticedWithinCallTimeout) {
   const absl::Status call = client_->Status().status();
   EXPECT_THAT(std::string(call.message()), HasSubstr("no answer within call_timeout (1 s)"));
   LetGo();
+}
+
+// gRPC may stop to connect a channel, for ever. Whoever connects while nothing passes is no further for a
+// while.
+TEST_F(InterruptedCallTest, AConnectionThatNeitherComesNorFailsIsReplacedAfterCallTimeout) {
+  for (const bool is_long : {false, true}) {
+    testing::FaultProxy proxy(fake_.target(), [](int connection) {
+      std::vector<testing::Fault> plan;
+      if (connection == 1) {
+        plan.push_back({.kind = testing::FaultKind::kStall, .time = std::chrono::hours(1)});
+      }
+      return plan;
+    });
+    Connect({.call_timeout = milliseconds(500), .reconnect_timeout = seconds(60)}, proxy.target());
+    proxy.CutAll();
+    const absl::Status ended = is_long ? head_->CommitFlush("1") : client_->Status().status();
+    EXPECT_TRUE(absl::IsDeadlineExceeded(ended)) << ended;
+    const auto next = client_->Status();
+    EXPECT_TRUE(next.ok()) << next.status();
+  }
 }
 
 // Chunks may take as long as the device needs, and whoever is before them in the queue.
