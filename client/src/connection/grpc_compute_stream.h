@@ -23,8 +23,7 @@ class GrpcComputeStream final : public ComputeStream,
                                 private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // Starts the call at once. The channel is the stream's own: one connection per stream. `traffic` may be
-  // null, and so may `server`, if nobody looks after the waits, and `breaker`, the channel's; `server` must
-  // outlive the stream.
+  // null, and so may `server`, if nobody looks after the waits, and `breaker`, the channel's.
   GrpcComputeStream(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<CallMetadata> metadata,
                     std::shared_ptr<TrafficCounter> traffic,
                     std::shared_ptr<const WatchedServer> server = nullptr,

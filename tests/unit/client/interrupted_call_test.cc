@@ -136,8 +136,7 @@ TEST_F(InterruptedCallTest, ASilentServerIsNoticedWithinCallTimeout) {
   LetGo();
 }
 
-// gRPC may stop to connect a channel, for ever. Whoever connects while nothing passes is no further for a
-// while.
+// A channel of gRPC may stop to connect, for ever. Here its connection is stalled before the first byte.
 TEST_F(InterruptedCallTest, AConnectionThatNeitherComesNorFailsIsReplacedAfterCallTimeout) {
   for (const bool is_long : {false, true}) {
     testing::FaultProxy proxy(fake_.target(), [](int connection) {
