@@ -25,8 +25,7 @@ constexpr std::chrono::milliseconds kProbableFailurePatience(3000);
 
 // What a call without a deadline makes of silence: one that waits for its connection fails by itself.
 Watch::Silence SilenceOfStream(const ServerChannel& server) {
-  return server.channel().GetState(false) == GRPC_CHANNEL_READY ? Watch::Silence::kIsAsked
-                                                                : Watch::Silence::kIsEnough;
+  return server.is_connected() ? Watch::Silence::kIsAsked : Watch::Silence::kIsEnough;
 }
 
 absl::Status CheckSum(const RowPiece& piece, uint64_t sent) {
