@@ -3,10 +3,12 @@
 #include <fcntl.h>
 #include <grpc/support/sync.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <mutex>
 #include <utility>
+#include <vector>
 
 // What ChannelArguments::SetSocketMutator takes: the headers that are installed name the type and leave out
 // what it is. gRPC has never changed it but by adding a function at the end of the table, null if it is of no
@@ -25,26 +27,42 @@ struct grpc_socket_mutator {
 
 namespace lossd::internal {
 
-// The socket that was made last. A descriptor of its own: gRPC may close its one at any time, which shuts the
-// connection down for both.
+// The sockets of the channel, which are gRPC's: their numbers, and the inodes by which a number still means
+// one. Duplicates would keep what gRPC has closed in gRPC's epoll set, whose events would be taken for those
+// of the next connection.
 class Breaker::Sockets {
  public:
-  ~Sockets() { Replace(-1); }
-  void Note(int socket) { Replace(fcntl(socket, F_DUPFD_CLOEXEC, 0)); }
+  void Note(int socket) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(sockets_, [](const Socket& each) { return !each.IsAt(each.number); });
+    struct stat file = {};
+    if (fstat(socket, &file) == 0) sockets_.push_back({socket, file.st_ino});
+  }
+  // All of them: for a while a channel may have two connections.
   void ShutDown() {
     const std::lock_guard lock(mutex_);
-    if (socket_ >= 0) shutdown(socket_, SHUT_RDWR);
+    for (const Socket& each : sockets_) {
+      // Closing a duplicate of another file would drop the process's locks on that.
+      const int socket = each.IsAt(each.number) ? fcntl(each.number, F_DUPFD_CLOEXEC, 0) : -1;
+      if (socket < 0) continue;
+      if (each.IsAt(socket)) shutdown(socket, SHUT_RDWR);  // gRPC may have closed the number meanwhile
+      close(socket);
+    }
   }
 
  private:
-  void Replace(int socket) {
-    const std::lock_guard lock(mutex_);
-    if (socket_ >= 0) close(socket_);
-    socket_ = socket;
-  }
+  struct Socket {
+    int number;
+    ino_t inode;
+
+    bool IsAt(int descriptor) const {
+      struct stat file = {};
+      return fstat(descriptor, &file) == 0 && S_ISSOCK(file.st_mode) && file.st_ino == inode;
+    }
+  };
 
   std::mutex mutex_;
-  int socket_ = -1;
+  std::vector<Socket> sockets_;
 };
 
 struct Breaker::Mutator : grpc_socket_mutator {

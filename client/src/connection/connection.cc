@@ -82,7 +82,7 @@ absl::StatusOr<std::shared_ptr<ServerChannel>> Connection::Run(const google::pro
     const std::shared_ptr<ServerChannel> server = servers_->current();
     settings_.traffic->NoteSent(request.ByteSizeLong());
     End end = Try(*server, response, call.patience, attempt);
-    if (absl::IsDeadlineExceeded(end.status) || WasSilent(end.said)) servers_->Renew(*server);
+    NoteEnd(*server, end.status);
     if (end.is_cut) return end.status;
     absl::Status& status = end.status;
     settings_.traffic->NoteReceived(response->ByteSizeLong());
@@ -91,7 +91,6 @@ absl::StatusOr<std::shared_ptr<ServerChannel>> Connection::Run(const google::pro
     if (maybe_done && absl::IsNotFound(status) && call.repeated_not_found == RepeatedNotFound::kIsDone) {
       return server;
     }
-    if (absl::IsUnavailable(status)) servers_->Leave(*server);
     if (call.repeat == Repeat::kNo || !IsTransient(status)) return status;
     if (call.when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
     // A server that refuses, a token too, has done nothing.
@@ -161,9 +160,7 @@ absl::Status Connection::AwaitChannel(const ServerChannel& server) {
   while (!AwaitConnected(server.channel(), Clock::now() + kGlance)) {
     if (server.channel().GetState(false) == GRPC_CHANNEL_TRANSIENT_FAILURE) break;
     if (absl::Status asked = Asked(options()); !asked.ok()) return asked;
-    if (Clock::now() < end) continue;
-    servers_->Renew(server);
-    return NoAnswer(server.watched(), options().call_timeout);
+    if (Clock::now() >= end) return NoAnswer(server.watched(), options().call_timeout);
   }
   return absl::OkStatus();
 }
@@ -197,8 +194,14 @@ bool Connection::GivesUp(ConnectFailure failure, std::chrono::steady_clock::dura
   return hopeless && DigestsOf(options()) == first_files_;
 }
 
+void Connection::NoteEnd(const ServerChannel& server, const absl::Status& ended) {
+  if (WasInterrupted(ended)) return;
+  if (absl::IsUnavailable(ended)) servers_->Leave(server);
+  if (absl::IsDeadlineExceeded(ended) || WasSilent(ended)) servers_->Renew(server);
+}
+
 absl::Status Connection::LeaveIfGone(const ServerChannel& server, const absl::Status& ended) {
-  if (absl::IsUnavailable(ended) && !WasInterrupted(ended)) servers_->Leave(server);
+  NoteEnd(server, ended);
   return Explain(ended, server.target(), options());
 }
 
@@ -209,7 +212,7 @@ absl::Status Connection::ReadRows(const char* method, const Request& request, co
   const grpc::Slice slice(request.SerializeAsString());
   settings_.traffic->NoteSent(slice.size());
   const std::shared_ptr<ServerChannel> server = servers_->current();
-  if (absl::Status waited = AwaitChannel(*server); !waited.ok()) return waited;
+  if (absl::Status waited = AwaitChannel(*server); !waited.ok()) return LeaveIfGone(*server, waited);
   MessageStream stream(server->watched(), SilenceOfStream(*server), method, grpc::ByteBuffer(&slice, 1));
   grpc::ByteBuffer bytes;
   while (stream.Read(&bytes)) {
@@ -250,7 +253,7 @@ absl::Status Connection::ReadWeights(const v1::ReadWeightsRequest& request, cons
 
 absl::StatusOr<int64_t> Connection::WriteWeights(const WeightSource& source) {
   const std::shared_ptr<ServerChannel> server = servers_->current();
-  if (absl::Status waited = AwaitChannel(*server); !waited.ok()) return waited;
+  if (absl::Status waited = AwaitChannel(*server); !waited.ok()) return LeaveIfGone(*server, waited);
   v1::WriteWeightsResponse response;
   absl::Status written = LeaveIfGone(*server, WriteRows(*server, source, &response));
   if (!written.ok()) return written;

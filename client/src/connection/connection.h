@@ -183,7 +183,10 @@ class Connection {
   // next call, whose first attempts may be five seconds apart.
   absl::Status Pause(std::chrono::milliseconds delay);
   bool GivesUp(ConnectFailure failure, std::chrono::steady_clock::duration tried) const;
-  // What a stream of rows ended with: the next one goes elsewhere if this server cannot be reached.
+  // A call ended so: the next one goes elsewhere if this server cannot be reached, and over a new channel if
+  // this one had no connection.
+  void NoteEnd(const ServerChannel& server, const absl::Status& ended);
+  // The same of a stream of rows, with words for the caller.
   absl::Status LeaveIfGone(const ServerChannel& server, const absl::Status& ended);
   // `complete` moves into the piece what only its kind of message has.
   template <class Response, class Request, class Complete>

@@ -84,14 +84,11 @@ void ReplicaChannels::Leave(const ServerChannel& server) {
 }
 
 void ReplicaChannels::Renew(const ServerChannel& server) {
-  if (server.is_connected()) return;
+  if (server.is_connected() || server.is_new()) return;
   const std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<ServerChannel>*> places;
-  for (std::shared_ptr<ServerChannel>& place : servers_) places.push_back(&place);
-  for (auto& [target, place] : elsewhere_) places.push_back(&place);
-  for (std::shared_ptr<ServerChannel>* place : places) {
-    if (place->get() != &server) continue;
-    if (auto again = server.Again(); again.ok()) *place = *std::move(again);
+  for (std::shared_ptr<ServerChannel>& place : servers_) {
+    if (place.get() != &server) continue;
+    if (auto again = server.Again(); again.ok()) place = *std::move(again);
     return;
   }
 }

@@ -21,6 +21,7 @@ constexpr int kKeepaliveTimeoutMs = 20000;
 constexpr int kReconnectMs = 100;
 constexpr int kLongestReconnectMs = 2000;
 constexpr int kConnectTimeoutMs = 5000;
+constexpr std::chrono::seconds kConnectPatience(30);
 
 }  // namespace
 
@@ -76,7 +77,12 @@ grpc::ChannelArguments ServerChannel::Arguments(int64_t receive_bytes, const Bre
 }
 
 absl::StatusOr<std::shared_ptr<ServerChannel>> ServerChannel::Again() const {
-  return Create(target_, settings_, watched_.others, host_);
+  auto again = Create(target_, settings_, watched_.others, host_);
+  if (!again.ok()) return again;
+  (*again)->new_until_ = std::chrono::steady_clock::now() + kConnectPatience;
+  (*again)->NotePeer(peer());
+  (*again)->NoteIncarnation(incarnation());
+  return again;
 }
 
 std::string ServerChannel::host() const {

@@ -56,8 +56,11 @@ class ServerChannel : public std::enable_shared_from_this<ServerChannel> {
     return *std::get<std::unique_ptr<Stub>>(stubs_);
   }
 
-  // Another one for the same server, with a connection of its own.
+  // Another one for the same server, which is known to be who it was, with a connection of its own.
   absl::StatusOr<std::shared_ptr<ServerChannel>> Again() const;
+  // Whether this one came by Again, so short ago that its connection may still be coming, over several
+  // addresses.
+  bool is_new() const { return std::chrono::steady_clock::now() < new_until_; }
   bool is_connected() const { return channel_->GetState(false) == GRPC_CHANNEL_READY; }
 
   // By which certificates name it.
@@ -108,6 +111,7 @@ class ServerChannel : public std::enable_shared_from_this<ServerChannel> {
                    std::unique_ptr<v1::StatusService::Stub>>
       stubs_;
   const WatchedServer watched_;
+  std::chrono::steady_clock::time_point new_until_;
   mutable std::mutex mutex_;
   std::string peer_;
   std::string incarnation_;

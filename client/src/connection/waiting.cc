@@ -55,7 +55,7 @@ absl::Status SleepFor(const ClientOptions& options, std::chrono::milliseconds ti
 
 bool AwaitConnected(grpc::Channel& channel, Clock::time_point until) {
   grpc::CompletionQueue none;  // whoever waits for one reads and writes gRPC's sockets meanwhile
-  while (channel.GetState(true) != GRPC_CHANNEL_READY) {
+  for (bool connect = true; channel.GetState(connect) != GRPC_CHANNEL_READY; connect = false) {
     const Clock::duration left = until - Clock::now();
     if (left <= Clock::duration(0)) return false;
     void* tag = nullptr;

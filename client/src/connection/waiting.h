@@ -38,8 +38,9 @@ class AskInstead {
 
 absl::Status SleepFor(const ClientOptions& options, std::chrono::milliseconds time);
 
-// Whether the channel, which is told to connect, has a connection by then. Returns sooner if it has, and does
-// not ask the caller. Channel::WaitForConnected may never return: https://github.com/grpc/grpc/issues/16128.
+// Whether the channel, which is told to connect once, has a connection by then. Returns sooner if it has, and
+// does not ask the caller. Channel::WaitForConnected may never return:
+// https://github.com/grpc/grpc/issues/16128.
 bool AwaitConnected(grpc::Channel& channel, std::chrono::steady_clock::time_point until);
 
 }  // namespace lossd::internal

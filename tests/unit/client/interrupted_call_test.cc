@@ -155,6 +155,25 @@ TEST_F(InterruptedCallTest, AConnectionThatNeitherComesNorFailsIsReplacedAfterCa
   }
 }
 
+// A connection may need longer than a call has: the next one finds it made, instead of beginning again.
+TEST_F(InterruptedCallTest, AConnectionThatIsSlowIsWaitedForByOneCallAfterTheOther) {
+  std::atomic<bool> is_slow = false;
+  testing::FaultProxy proxy(fake_.target(), [&](int /*connection*/) {
+    std::vector<testing::Fault> plan;
+    if (is_slow) plan.push_back({.kind = testing::FaultKind::kStall, .time = milliseconds(1200)});
+    return plan;
+  });
+  Connect({.call_timeout = milliseconds(500)}, proxy.target());
+  is_slow = true;
+  proxy.CutAll();
+  absl::Status ended;
+  for (int call = 0; call < 20; ++call) {
+    ended = client_->Status().status();
+    if (ended.ok()) break;
+  }
+  EXPECT_TRUE(ended.ok()) << ended;
+}
+
 // Chunks may take as long as the device needs, and whoever is before them in the queue.
 TEST_F(InterruptedCallTest, ABusyServerIsWaitedFor) {
   Connect({.call_timeout = seconds(1)});

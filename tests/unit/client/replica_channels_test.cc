@@ -4,13 +4,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <fstream>
+#include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lossd/client.h"
+#include "tests/proxy/fault_proxy.h"
 #include "tests/support/wait.h"
 #include "tests/unit/client/fake_server.h"
 #include "tests/unit/client/session_fixture.h"
@@ -157,6 +163,34 @@ TEST_F(TwoAddressesTest, OneThatFallsSilentIsLeftForAnother) {
   // What it had accepted may be lost with it.
   EXPECT_TRUE(IsWindowLost(testing::Await("the batch", std::move(computing))));
   go_on.set_value();
+}
+
+// A host that takes connections and says nothing over them, or the network that swallows them.
+TEST_F(TwoAddressesTest, OneWhoseConnectionNeverComesIsLeftForAnother) {
+  std::vector<float> weights(static_cast<size_t>(FakeServer::kVocab * FakeServer::kHidden), 2.0F);
+  const std::map<std::string, std::function<absl::Status()>> calls = {
+      {"a short call", [&] { return client_->Status().status(); }},
+      {"a long call", [&] { return head_->CommitFlush("1"); }},
+      {"rows read", [&] { return head_->ReadWeights(DataType::kFloat32, weights.data()).status(); }},
+      {"rows written", [&] { return head_->WriteWeights(DataType::kFloat32, weights.data()).status(); }}};
+  fake_.BecomeReplica(7, "a");
+  other_.BecomeReplica(7, "b");
+  for (const auto& [name, call] : calls) {
+    SCOPED_TRACE(name);
+    std::atomic<bool> stalls = false;
+    testing::FaultProxy proxy(fake_.target(), [&](int /*connection*/) {
+      std::vector<testing::Fault> plan;
+      if (stalls) plan.push_back({.kind = testing::FaultKind::kStall, .time = std::chrono::hours(1)});
+      return plan;
+    });
+    ConnectTo(proxy.target() + "," + other_.target(),
+              {.call_timeout = std::chrono::milliseconds(500), .reconnect_timeout = seconds(10)});
+    stalls = true;
+    proxy.CutAll();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until the client has seen that
+    const absl::Status ended = call();
+    EXPECT_TRUE(ended.ok() || absl::IsUnimplemented(ended)) << ended;  // the fake server knows no CommitFlush
+  }
 }
 
 }  // namespace
