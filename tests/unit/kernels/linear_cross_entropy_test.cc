@@ -9,7 +9,6 @@
 
 #include <cstring>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -133,21 +132,6 @@ TEST(CpuLinearCrossEntropy, SameBitsOnAnyNumberOfThreads) {
 #ifdef _OPENMP
   omp_set_num_threads(threads);
 #endif
-}
-
-TEST(CpuLinearCrossEntropy, DifferentWorkspacesMayBeUsedAtOnce) {
-  const Problem problem = RandomProblem({.shape = {70, 700, 100}, .logit_deviation = 3.0});
-  const StepResult expected = RunStep(problem);
-  std::vector<StepResult> results(4);
-  std::vector<std::thread> threads;
-  for (StepResult& result : results) threads.emplace_back([&] { result = RunStep(problem); });
-  for (std::thread& thread : threads) thread.join();
-  for (const StepResult& result : results) {
-    EXPECT_TRUE(result.intact);
-    EXPECT_TRUE(SameBits(result.losses, expected.losses));
-    EXPECT_TRUE(SameBits(result.dx, expected.dx));
-    EXPECT_TRUE(SameBits(result.dw, expected.dw));
-  }
 }
 
 TEST(CpuLinearCrossEntropy, ABatchOfIgnoredRowsOnly) {
