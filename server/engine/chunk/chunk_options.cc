@@ -14,7 +14,7 @@
 namespace lossd::engine {
 namespace {
 
-constexpr char kClassWeights[] = "options.class_weights";
+constexpr char kClassWeightsField[] = "options.class_weights";
 constexpr char kBias[] = "options.bias";
 constexpr char kZGradientScale[] = "options.z_gradient_scale";
 constexpr char kWeightVersion[] = "options.weight_version";
@@ -99,9 +99,9 @@ absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head) {
   const ChunkOptions& options = chunk.options;
   if (absl::Status status = ValidateNumbers(options); !status.ok()) return status;
   if (options.class_weights == ClassWeights::kUse && head.class_weights == nullptr) {
-    return Invalid(
-        RejectReason::kOption, kClassWeights,
-        absl::StrCat(kClassWeights, " is true, but head ", head.name, " was created without class weights"));
+    return Invalid(RejectReason::kOption, kClassWeightsField,
+                   absl::StrCat(kClassWeightsField, " is true, but head ", head.name,
+                                " was created without class weights"));
   }
   if (options.bias == Bias::kUse && !head.bias) {
     return Invalid(RejectReason::kOption, kBias,
