@@ -98,12 +98,23 @@ GroupReport Engine::Group() const {
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
   if (options_.create_together == nullptr) return CreateHere(config);
+  // One that is there, or has no checkpoints, does not wait for a save.
+  absl::StatusOr<bool> earlier = false;
+  if (!FindHere(config.name).ok()) earlier = HasLiveCheckpoints(config.name);
+  if (!earlier.ok()) return earlier.status();
+  if (!*earlier) return CreateAtAll(config, Earlier::kStay);
+  // Checkpoints of an earlier head of this name are not what a new one goes back to: the replicas do not
+  // meet, and nothing is restored, before that is on the disk.
+  const MutexLock creating(checkpoint_mutex_);
+  return CreateAtAll(config, Earlier::kMarkDeleted);
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::CreateAtAll(const HeadConfig& config, Earlier earlier) {
   const MutexLock together(together_mutex_);
   const bool was_there = FindHere(config.name).ok();
   absl::StatusOr<std::shared_ptr<Head>> head = CreateHere(config);
   if (!head.ok()) return head;
-  // Checkpoints of an earlier head of this name are not what a new one goes back to.
-  if (!was_there && options_.checkpoints != nullptr) {
+  if (!was_there && earlier == Earlier::kMarkDeleted) {
     if (absl::Status marked = options_.checkpoints->MarkDeleted(config.name); !marked.ok()) {
       DropHead(config.name);
       return marked;
@@ -116,7 +127,8 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
     return absl::UnavailableError(absl::StrCat("the replicas have met again while head ", config.name,
                                                " was created; create it again"));
   }
-  // If one was lost, all agree on it when they meet again.
+  // If one was lost, all agree on it when they meet again. The mark stays: who describes what there is here
+  // may have found the head, which is not to come back then as the earlier one.
   if (!was_there && !IsReplicaLost(all)) DropHead(config.name);
   return all;
 }

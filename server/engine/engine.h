@@ -34,6 +34,7 @@
 #include "server/engine/head/parts/head_state.h"
 #include "server/engine/memory/memory_budget.h"
 #include "server/engine/regions/region_table.h"
+#include "server/engine/replicas/agreement.h"
 #include "server/engine/replicas/joint_checkpoint.h"
 #include "server/engine/replicas/replica_watch.h"
 #include "server/engine/schedule/batch_scheduler.h"
@@ -218,8 +219,10 @@ class Engine {
   // A payload that is about to be submitted, where the device wants it.
   Payload Staged(Payload payload) const { return engine::Staged(std::move(payload), device_.get()); }
 
-  // The same configuration again answers the existing head; another one is ALREADY_EXISTS.
-  absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config);
+  // The same configuration again answers the existing head; another one is ALREADY_EXISTS. Over replicas one
+  // in the place of an earlier head, whose checkpoints are not restored any more, waits as DeleteHead.
+  absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config)
+      ABSL_LOCKS_EXCLUDED(checkpoint_mutex_, together_mutex_);
   // It is there whole or not at all, and its weights have the source's version. The same call again, by its
   // id, answers the same, unless the copy was written to since; a head that is there otherwise is
   // ALREADY_EXISTS. Waits for the device. UNIMPLEMENTED over replicas, errors of CreateHead and
@@ -296,24 +299,31 @@ class Engine {
   absl::StatusOr<DeletedCheckpoint> DeleteCheckpoint(const std::string& head, const std::string& tag);
   // A replica's: what a restore of all of them has put here counts from now on (Head::InstallRestoredPart).
   void InstallRestored(Head& head) ABSL_LOCKS_EXCLUDED(mutex_);
-  // At the coordinator, when all have met: these heads, of which they are not alike, go back to their newest
-  // checkpoints. One that has none, or was deleted, is gone at all of them. ReplicaLost if one is lost
-  // meanwhile. Waits for a save, a restore or a deletion that is under way.
+  // At the coordinator, when all have met: heads of which they are not alike go back to their newest
+  // checkpoints. One that has none, or was deleted, is gone at all of them, and so is one without weights
+  // whose newest cannot be restored. If that of another head cannot, this fails, and that head keeps what it
+  // has: no older one is taken unasked. ReplicaLost if one is lost meanwhile. Waits for a save, a restore or
+  // a deletion that is under way.
   struct Others {
     std::function<absl::StatusOr<JointReplicas>(const Head&)> replicas;
     // ReplaceHead, and DropHead, at all others.
     std::function<absl::Status(const HeadConfig&)> create;
     std::function<absl::Status(const std::string& name)> drop;
   };
+  struct GoneHead {
+    std::string head;
+    absl::Status why;  // its newest checkpoint cannot be restored; ok: it has none
+  };
   struct WentBack {
     std::vector<CheckpointInfo> restored;
-    std::vector<std::string> gone;
+    std::vector<GoneHead> gone;
   };
-  absl::StatusOr<WentBack> GoBack(const std::vector<std::string>& heads, const Others& others)
+  absl::StatusOr<WentBack> GoBack(const Agreement& agreement, const Others& others)
       ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
-  // At the coordinator: whether the head has no weights and its newest checkpoint has, since a restore that
-  // created it broke off. It goes back then, however alike its replicas are. Waits as GoBack.
-  absl::StatusOr<bool> IsHalfRestored(const Head& head) ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
+  // At the coordinator: whether the head has no weights and its newest checkpoint has, or cannot be read,
+  // since a restore that created it broke off. It goes back then, however alike its replicas are. Waits as
+  // GoBack.
+  bool IsHalfRestored(const Head& head) ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
   // The replicas have parted (Head::LeaveEpoch), all of whose exchanges are over. Waits for a save, a restore
   // or a deletion that has begun.
   void LeaveEpoch() ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
@@ -345,6 +355,10 @@ class Engine {
   void StepDevice() { scheduler_.Step(); }
 
  private:
+  // Checkpoints of an earlier head of the name.
+  enum class Earlier { kStay, kMarkDeleted };
+  absl::StatusOr<std::shared_ptr<Head>> CreateAtAll(const HeadConfig& config, Earlier earlier)
+      ABSL_LOCKS_EXCLUDED(together_mutex_);
   absl::StatusOr<std::shared_ptr<Head>> CreateHere(const HeadConfig& config);
   absl::Status CheckCreated(const HeadConfig& config) const;
   int64_t OtherHeads(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -465,6 +479,14 @@ class Engine {
   absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
                          Head::RestoreAs as, const Others& others)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  // What a restore has created which came to nothing, at all replicas.
+  void DropCreated(const Head& head, const Others& others) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_)
+      ABSL_LOCKS_EXCLUDED(together_mutex_);
+  // Some that a start, or a meeting of replicas, would restore.
+  absl::StatusOr<bool> HasLiveCheckpoints(const std::string& head) const;
+  // NOT_FOUND for a head that has nothing to go back to.
+  absl::StatusOr<CheckpointReader> NewestWithWeights(const std::string& head)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   absl::StatusOr<CheckpointInfo> GoBackTo(CheckpointReader found, const Others& others)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   void AdoptSessions(const Head& head) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -472,7 +494,7 @@ class Engine {
   absl::Status CheckKeepsCheckpoints() const;
   bool IsAtOthers(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
   // EngineOptions'.
-  Others ConfiguredOthers() const;
+  Others ConfiguredOthers();
   absl::StatusOr<HeadCheckpoint> WriteState(Head& head, Head::SaveAs as, const Marks& named, StateSink* sink);
   absl::StatusOr<HeadCheckpoint> WriteStateOfAll(Head& head, const Marks& named, SavedWindow window,
                                                  StateSink* sink);

@@ -33,6 +33,23 @@ absl::Status CheckTag(const std::string& tag) {
                    "a digit"));
 }
 
+// A replica that is asked when all have parted may be UNAVAILABLE before it is known to be lost.
+bool MayBeLoss(const absl::Status& status) { return absl::IsUnavailable(status); }
+
+// What the set waits for if replicas have weights of the head. `tag`: of its newest checkpoint, or TAG if
+// that cannot be read, whose path `why` names then.
+absl::Status CannotGoBack(const std::string& head, const std::string& tag, const absl::Status& why) {
+  const std::string command =
+      IsName(tag) ? absl::StrCat("`lossctl checkpoint delete ", head, " ", tag, "`, or ") : "";
+  return absl::Status(
+      why.code(),
+      absl::StrCat("head ", head, " cannot go back to its newest checkpoint, ", tag, ": ", why.message(),
+                   "; no older one is taken unasked: mend that, or delete this checkpoint (", command,
+                   "remove the folder heads/", head, "/", tag,
+                   " from --checkpoint_dir of replica 0), to go back to the one before; without one the head "
+                   "is gone"));
+}
+
 // How often a restore is tried that found less memory than when it was begun.
 constexpr int kTriesToRestore = 8;
 
@@ -165,14 +182,20 @@ absl::StatusOr<SavedCheckpoint> Engine::Commit(Head& head, CheckpointWriter& wri
   return SavedCheckpoint{*info, writer.bytes_written()};
 }
 
-Engine::Others Engine::ConfiguredOthers() const {
+Engine::Others Engine::ConfiguredOthers() {
   const auto unknown = [](const auto&) {
     return absl::UnimplementedError("this server has no way to the other replicas");
   };
-  Others others{
-      .replicas = unknown, .create = [](const HeadConfig&) { return absl::OkStatus(); }, .drop = {}};
+  Others others{.replicas = unknown,
+                .create = [](const HeadConfig&) { return absl::OkStatus(); },
+                .drop = [](const std::string&) { return absl::OkStatus(); }};
   if (options_.find_replicas != nullptr) others.replicas = options_.find_replicas;
   if (options_.create_together != nullptr) others.create = options_.create_together;
+  if (options_.delete_together == nullptr) return others;
+  others.drop = [this](const std::string& name) {
+    const MutexLock together(together_mutex_);
+    return options_.delete_together(name, DiscardGradient::kYes, [] { return absl::OkStatus(); }).status();
+  };
   return others;
 }
 
@@ -236,12 +259,18 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
     return created;
   }
   const absl::Status restored = RestoreTo(**head, reader, as, others);
-  if (!restored.ok() && !was_there && !options_.place.shared()) {
-    // Not DeleteHead: nobody wants it gone, and the next start is to try again.
-    RemoveHead(config.name, DiscardGradient::kYes, [] {}).IgnoreError();
-  }
+  const bool lost = options_.place.shared() && MayBeLoss(restored);  // the next meeting decides
+  if (!restored.ok() && !was_there && !lost) DropCreated(**head, others);
   if (!restored.ok()) return restored;
   return MarkRestored(**head, *reader);
+}
+
+// Not DeleteHead: nobody wants it gone, and the next start is to try again.
+void Engine::DropCreated(const Head& head, const Others& others) {
+  if (head.weight_version() > 0) return;  // somebody has published weights meanwhile
+  const std::string name = head.config().name;
+  // If one is lost meanwhile, it stays here, and GoBack drops it.
+  if (others.drop(name).ok()) DropHead(name);
 }
 
 absl::StatusOr<CheckpointInfo> Engine::MarkRestored(Head& head, const CheckpointReader& reader) {
@@ -325,50 +354,63 @@ absl::StatusOr<CheckpointInfo> Engine::GoBackTo(CheckpointReader found, const Ot
   return MarkRestored(**head, *reader);
 }
 
-absl::StatusOr<Engine::WentBack> Engine::GoBack(const std::vector<std::string>& heads, const Others& others) {
-  const MutexLock restoring(checkpoint_mutex_);
-  absl::StatusOr<std::vector<std::string>> live = std::vector<std::string>();
-  if (options_.checkpoints != nullptr) live = options_.checkpoints->LiveHeads();
+absl::StatusOr<bool> Engine::HasLiveCheckpoints(const std::string& head) const {
+  if (options_.checkpoints == nullptr) return false;
+  const absl::StatusOr<std::vector<std::string>> live = options_.checkpoints->LiveHeads();
   if (!live.ok()) return live.status();
+  return std::find(live->begin(), live->end(), head) != live->end();
+}
+
+absl::StatusOr<CheckpointReader> Engine::NewestWithWeights(const std::string& head) {
+  const absl::StatusOr<bool> live = HasLiveCheckpoints(head);
+  if (!live.ok()) return live.status();
+  if (!*live) return absl::NotFoundError(absl::StrCat("no checkpoint of \"", head, "\""));
+  absl::StatusOr<CheckpointReader> newest = options_.checkpoints->Find(head, "");
+  if (newest.ok() && newest->checkpoint().weight_version == 0) {
+    return absl::NotFoundError(
+        absl::StrCat("the newest checkpoint of \"", head, "\" is of a time without weights"));
+  }
+  return newest;
+}
+
+absl::StatusOr<Engine::WentBack> Engine::GoBack(const Agreement& agreement, const Others& others) {
+  const MutexLock restoring(checkpoint_mutex_);
   WentBack went;
   absl::Status failed;  // the first one; the other heads go back all the same
-  for (const std::string& name : heads) {
+  const auto drop = [&](const std::string& name, const absl::Status& why) {
+    DropHead(name);
+    failed.Update(others.drop(name));
+    went.gone.push_back({name, why});
+  };
+  for (const std::string& name : agreement.go_back) {
     const absl::Time begun = absl::Now();
-    const bool lives = std::find(live->begin(), live->end(), name) != live->end();
-    absl::StatusOr<CheckpointReader> reader = absl::NotFoundError("");
-    if (lives) reader = options_.checkpoints->Find(name, "");
-    // A checkpoint of a time without weights has nothing to go back to.
-    const bool empty = reader.ok() && reader->checkpoint().weight_version == 0;
-    if (empty || absl::IsNotFound(reader.status())) {
-      DropHead(name);
-      failed.Update(others.drop(name));
-      went.gone.push_back(name);
+    absl::StatusOr<CheckpointReader> reader = NewestWithWeights(name);
+    if (absl::IsNotFound(reader.status())) {
+      drop(name, absl::OkStatus());
       continue;
     }
+    const std::string tag = reader.ok() ? reader->info().tag : "TAG";
     absl::StatusOr<CheckpointInfo> restored =
         reader.ok() ? GoBackTo(*std::move(reader), others) : absl::StatusOr<CheckpointInfo>(reader.status());
     Count(restored.ok(), begun, &counters_.checkpoint_restores);
     if (restored.ok()) {
       went.restored.push_back(*std::move(restored));
-    } else {
+    } else if (MayBeLoss(restored.status())) {
       failed.Update(restored.status());
+    } else if (agreement.empty.contains(name)) {
+      drop(name, restored.status());
+    } else {
+      failed.Update(CannotGoBack(name, tag, restored.status()));
     }
   }
   if (!failed.ok()) return failed;
   return went;
 }
 
-absl::StatusOr<bool> Engine::IsHalfRestored(const Head& head) {
-  if (options_.checkpoints == nullptr || head.weight_version() > 0) return false;
+bool Engine::IsHalfRestored(const Head& head) {
+  if (head.weight_version() > 0) return false;
   const MutexLock restoring(checkpoint_mutex_);
-  const std::string& name = head.config().name;
-  const absl::StatusOr<std::vector<std::string>> live = options_.checkpoints->LiveHeads();
-  if (!live.ok()) return live.status();
-  if (std::find(live->begin(), live->end(), name) == live->end()) return false;
-  const absl::StatusOr<CheckpointReader> newest = options_.checkpoints->Find(name, "");
-  if (absl::IsNotFound(newest.status())) return false;
-  if (!newest.ok()) return newest.status();
-  return newest->checkpoint().weight_version > 0;
+  return !absl::IsNotFound(NewestWithWeights(head.config().name).status());
 }
 
 void Engine::InstallRestored(Head& head) {

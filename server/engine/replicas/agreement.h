@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ struct Agreement {
   uint64_t history = 0;
   std::vector<std::string> alike;    // heads that go on as they are
   std::vector<std::string> go_back;  // to their newest checkpoints
+  std::set<std::string> empty;       // those of them of which no replica has weights
 };
 
 // All replicas come to the same from what all of them have said; at least one. A head goes on if all have

@@ -83,6 +83,20 @@ void LogLate(int32_t replica, const std::string& command, absl::Duration age) {
       {{"replica", replica}, {"command", command}, {"seconds", absl::ToDoubleSeconds(age)}});
 }
 
+void LogGone(const engine::Engine::GoneHead& gone) {
+  if (gone.why.ok()) {
+    Log(LogLevel::kError,
+        "a head is gone: its replicas were not alike, and it has no checkpoint (--checkpoint_dir and "
+        "--checkpoint_steps of replica 0 keep one)",
+        {{"head", gone.head}});
+    return;
+  }
+  Log(LogLevel::kError,
+      "a head is gone: it had no weights, and its newest checkpoint, which stays, cannot be restored "
+      "(restore another one, or create the head again)",
+      {{"head", gone.head}, {"reason", std::string(gone.why.message())}});
+}
+
 // What is told while those that have all joined agree on what there is, once it takes long; `said` is what
 // those have yet to say whom the coordinator waits for.
 absl::Status StillAgreeing(const AwaitedOffers& awaited, const std::string& said) {
@@ -174,7 +188,7 @@ class MeetingReplica final : public ReplicaSet {
   // wait to go back. Then connects the devices.
   absl::StatusOr<engine::Agreement> Agree(Rendezvous& rendezvous, Meeting& meeting,
                                           std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
-  absl::StatusOr<engine::MetReplica> Describe() const;
+  engine::MetReplica Describe() const;
   void GoOnOrAbandon(const engine::Agreement& agreement);
   // At the coordinator: all are alike when this is done, and know it.
   absl::Status Settle(const engine::Agreement& agreement, const std::shared_ptr<Coordination>& coordination);
@@ -377,7 +391,7 @@ absl::Status MeetingReplica::Settle(const engine::Agreement& agreement,
                                     const std::shared_ptr<Coordination>& coordination) {
   const OtherReplicas others(coordination->questions, options_.place.replicas);
   const absl::StatusOr<engine::Engine::WentBack> went = engine_->GoBack(
-      agreement.go_back,
+      agreement,
       {.replicas = [this, coordination](const engine::Head& head) { return ReplicasOf(*coordination, head); },
        .create = [&others](const engine::HeadConfig& config) { return ReplaceAtOthers(others, config); },
        .drop = [&others](const std::string& name) { return DropHeadAtOthers(others, name); }});
@@ -395,12 +409,7 @@ absl::Status MeetingReplica::Settle(const engine::Agreement& agreement,
          {"generation", head.generation},
          {"optimizer_steps", head.optimizer_steps}});
   }
-  for (const std::string& head : went->gone) {
-    Log(LogLevel::kError,
-        "a head is gone: its replicas were not alike, and it has no checkpoint (--checkpoint_dir and "
-        "--checkpoint_steps of replica 0 keep one)",
-        {{"head", head}});
-  }
+  for (const engine::Engine::GoneHead& gone : went->gone) LogGone(gone);
   group::v1::ReplicaCommand whole;
   whole.mutable_whole()->set_history(agreement.history);
   return others.Ask("SetIsWhole", whole);
@@ -463,15 +472,11 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
   return ended;
 }
 
-absl::StatusOr<engine::MetReplica> MeetingReplica::Describe() const {
+engine::MetReplica MeetingReplica::Describe() const {
   engine::MetReplica own{.history = history(), .heads = {}};
   for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
     engine::MetPart part = head->MeetPart();
-    if (options_.place.coordinates() && !part.broken) {
-      const absl::StatusOr<bool> half = engine_->IsHalfRestored(*head);
-      if (!half.ok()) return half.status();
-      part.broken = *half;
-    }
+    if (options_.place.coordinates() && !part.broken) part.broken = engine_->IsHalfRestored(*head);
     own.heads[head->config().name] = {FingerprintOf(head->config()), std::move(part)};
   }
   return own;
@@ -479,10 +484,8 @@ absl::StatusOr<engine::MetReplica> MeetingReplica::Describe() const {
 
 absl::StatusOr<engine::Agreement> MeetingReplica::Agree(
     Rendezvous& rendezvous, Meeting& meeting, std::shared_ptr<const engine::ReplicaCommunicators>* replicas) {
-  const absl::StatusOr<engine::MetReplica> described = Describe();
-  if (!described.ok()) return described.status();
   group::v1::ReplicaHello own;
-  ToProto(*described, &own);
+  ToProto(Describe(), &own);
   own.set_new_history(RandomHistory());
   std::vector<std::string> said;
   agreeing_ = "what there is";

@@ -37,6 +37,20 @@ TEST(AgreementTest, AllThatAreAlikeGoOn) {
   EXPECT_THAT(agreement.go_back, IsEmpty());
 }
 
+TEST(AgreementTest, AHeadIsEmptyIfItGoesBackAndNobodyHasWeightsOfIt) {
+  std::vector<MetReplica> replicas = Three();
+  replicas[0].heads.erase("h");
+  EXPECT_THAT(Agree(replicas, kNew).empty, IsEmpty());
+  replicas[1].heads.at("h").part.place.weight_version = 0;
+  EXPECT_THAT(Agree(replicas, kNew).empty, IsEmpty());
+  for (MetReplica& one : replicas) {
+    one.heads["h"].part.place.weight_version = 0;
+    one.heads["other"].part.place.weight_version = 0;
+  }
+  replicas[0].heads.at("h").part.broken = true;
+  EXPECT_THAT(Agree(replicas, kNew).empty, ElementsAre("h")) << "the other one goes on";
+}
+
 TEST(AgreementTest, ThoseThatNeverMetBeginAHistory) {
   std::vector<MetReplica> replicas(3);
   EXPECT_EQ(Agree(replicas, kNew).history, kNew);

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/common/random_id.h"
@@ -214,6 +215,60 @@ HeadConfig OtherHead() {
 
 bool Has(SetUnderTest& set, int32_t replica, const std::string& name) {
   return set.servers().at(replica).engine().FindHead(name).ok();
+}
+
+// A meeting between the creation and the mark that no earlier head is gone back to would restore that one.
+TEST(JointHeads, OneThatIsCreatedInThePlaceOfAnEarlierOneHasNothingOfThatWheneverAllMeet) {
+  const engine::CheckpointFolder folder;
+  std::atomic<bool> armed = false;
+  SetUnderTest* set = nullptr;
+  const auto meet_before_the_mark = [&](absl::string_view step, const std::string& path) {
+    if (step != "create" || !absl::StrContains(path, ".deleted") || !armed.exchange(false)) return 0;
+    const auto is_whole = [&] { return set->set(0).Whole().ok(); };
+    set->proxy().CutAll();
+    while (is_whole()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    // It does not come to that where they have to wait for the mark.
+    for (int waited = 0; waited < 1000 && !is_whole(); ++waited) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return 0;
+  };
+  CheckpointedServers servers(SetSize{2}, MasterHead(), folder, meet_before_the_mark);
+  set = &servers.set();
+  ASSERT_TRUE(servers.Save("a").ok());
+  for (int32_t replica = 0; replica < 2; ++replica) set->Leave(replica);
+  for (int32_t replica = 0; replica < 2; ++replica) set->Replace(replica);
+  set->AwaitWhole();
+  armed = true;
+  absl::StatusOr<std::shared_ptr<engine::Head>> created = absl::UnavailableError("");
+  while (absl::IsUnavailable(created.status())) created = servers.engine().CreateHead(MasterHead());
+  ASSERT_TRUE(created.ok()) << created.status();
+  EXPECT_FALSE(armed);
+  for (int32_t replica = 0; replica < 2; ++replica) {
+    EXPECT_EQ(servers.all().at(replica).head()->weight_version(), 0U) << "at replica " << replica;
+  }
+}
+
+// A save may take minutes.
+TEST(JointHeads, OneThatHasNoCheckpointsDoesNotWaitForASave) {
+  const engine::CheckpointFolder folder;
+  std::promise<void> reached;
+  std::promise<void> let_go;
+  std::atomic<bool> armed = false;
+  CheckpointedServers servers(SetSize{2}, MasterHead(), folder, [&](absl::string_view, const std::string&) {
+    if (armed.exchange(false)) {
+      reached.set_value();
+      let_go.get_future().wait();
+    }
+    return 0;
+  });
+  armed = true;
+  auto saving = std::async(std::launch::async, [&] { return servers.Save("a"); });
+  reached.get_future().wait();
+  EXPECT_TRUE(servers.engine().CreateHead(OtherHead()).ok());
+  EXPECT_TRUE(servers.engine().CreateHead(MasterHead()).ok()) << "again, of one that is there";
+  let_go.set_value();
+  EXPECT_TRUE(saving.get().ok());
 }
 
 // The coordinator was lost, or a connection, when some had deleted the head.

@@ -1,10 +1,13 @@
 // A restore of all replicas that stops at any of its steps, where one of them is killed: the others neither
-// go on with a part of it, nor count a session's gradient twice or without the others'.
+// go on with a part of it, nor count a session's gradient twice or without the others'. And one that comes to
+// nothing because of what it is to restore: whoever is lost next, the replicas meet again.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <map>
@@ -21,6 +24,8 @@
 
 namespace lossd::rpc::replica_set_test {
 namespace {
+
+using ::testing::HasSubstr;
 
 enum class Step { kBegin, kWrite, kFinish, kInstall };
 
@@ -160,6 +165,185 @@ INSTANTIATE_TEST_SUITE_P(Stops, StoppedRestoreTest, ::testing::ValuesIn(AllStops
 INSTANTIATE_TEST_SUITE_P(Cuts, CutRestoreTest,
                          ::testing::Values(Stop{Step::kBegin, 1, 0}, Stop{Step::kBegin, 2, 0},
                                            Stop{Step::kWrite, 1, 0}, Stop{Step::kFinish, 2, 0}));
+
+// What keeps the newest checkpoint from being restored.
+enum class Obstacle { kNone, kDeterministicSession, kDamagedTensor, kDamagedManifest, kNoMemory };
+
+struct Unrestorable {
+  Obstacle before = Obstacle::kNone;     // the restore is asked for
+  Obstacle meanwhile = Obstacle::kNone;  // when it has checked what it reads
+  absl::StatusCode code = absl::StatusCode::kDataLoss;
+};
+void PrintTo(Obstacle obstacle, std::ostream* out) {
+  constexpr std::array kNames = {"nothing", "a deterministic session", "a damaged tensor",
+                                 "a damaged manifest", "no memory at replica 1"};
+  *out << kNames.at(static_cast<size_t>(obstacle));
+}
+void PrintTo(const Unrestorable& param, std::ostream* out) {
+  PrintTo(param.before, out);
+  *out << " before, ";
+  PrintTo(param.meanwhile, out);
+  *out << " meanwhile";
+}
+
+// A set whose head has a checkpoint "a", and a newer one, "b", which cannot be restored any more.
+class UnrestorableTest {
+ protected:
+  void SaveBoth() {
+    servers_.Compute(100);
+    ASSERT_TRUE(servers_.Step().ok());
+    ASSERT_TRUE(servers_.Save("a").ok());
+    saved_ = servers_.State();
+    servers_.Compute(200);
+    ASSERT_TRUE(servers_.Step().ok());
+    ASSERT_TRUE(servers_.Save("b").ok());
+  }
+  void Put(Obstacle obstacle) {
+    const std::filesystem::path checkpoint = folder_ / "heads/h/b";
+    if (obstacle == Obstacle::kDeterministicSession) ReplaceByDeterministic(checkpoint);
+    if (obstacle == Obstacle::kDamagedTensor) CheckpointFolder::Write(checkpoint / "tensor.exp_avg", "");
+    if (obstacle == Obstacle::kDamagedManifest) CheckpointFolder::Write(checkpoint / "manifest.json", "{}");
+    no_memory_ = obstacle == Obstacle::kNoMemory;
+  }
+  void ReplaceAll() {
+    for (int32_t replica = 0; replica < 3; ++replica) servers_.set().Leave(replica);
+    for (int32_t replica = 0; replica < 3; ++replica) servers_.set().Replace(replica);
+    servers_.set().AwaitWhole();
+  }
+  // Not for ever, as AwaitWhole.
+  bool MeetSoon() {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!servers_.set().set(0).Whole().ok()) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    servers_.set().AwaitWhole();
+    return true;
+  }
+  void ExpectNobodyHasIt() {
+    for (int32_t replica = 0; replica < 3; ++replica) {
+      const absl::Status found = servers_.all().at(replica).engine().FindHead("h").status();
+      EXPECT_TRUE(absl::IsNotFound(found)) << found << " at replica " << replica;
+    }
+  }
+  // After another loss, and from the checkpoint before.
+  void ExpectTheSetSteps() {
+    no_memory_ = false;
+    servers_.set().Replace(1);
+    ASSERT_TRUE(MeetSoon()) << servers_.set().set(0).Whole();
+    const absl::StatusOr<CheckpointInfo> restored = servers_.Restore("a");
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(servers_.State(), saved_);
+    servers_.Compute(300);
+    EXPECT_TRUE(servers_.Step().ok());
+    servers_.ExpectAllAlike();
+  }
+
+  CheckpointFolder folder_;
+  StoppingPlace place_{{.step = Step::kBegin, .asked = 1, .killed = 1}};
+  std::atomic<bool> no_memory_ = false;
+  CheckpointedServers servers_{SetSize{3}, MasterHead(),
+                               [this, stopping = Stopping(folder_, &place_)](int32_t replica, auto& options) {
+                                 stopping(replica, options);
+                                 if (no_memory_ && replica == 1) options.head_quota_bytes = 1;
+                               }};
+  std::map<std::string, std::string> saved_;  // by "a"
+
+ private:
+  static void ReplaceByDeterministic(const std::filesystem::path& checkpoint) {
+    const CheckpointFolder of_one;
+    CheckpointedServers one(SetSize{1}, MasterHead(), of_one);
+    const auto opened = one.engine().OpenSession("h", {"d", 0, 1, engine::Deterministic::kYes});
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    ASSERT_TRUE(one.Save("b").ok());
+    std::filesystem::remove_all(checkpoint);
+    std::filesystem::copy(of_one / "heads/h/b", checkpoint);
+  }
+};
+
+class FailedRestoreTest : public UnrestorableTest, public ::testing::TestWithParam<Unrestorable> {};
+
+TEST_P(FailedRestoreTest, LeavesNoHeadBehind) {
+  ASSERT_NO_FATAL_FAILURE(SaveBoth());
+  ASSERT_NO_FATAL_FAILURE(Put(GetParam().before));
+  ReplaceAll();
+  const bool stops = GetParam().meanwhile != Obstacle::kNone;
+  if (!stops) place_.LetGo();
+  auto restoring =
+      std::async(std::launch::async, [&] { return servers_.engine().RestoreCheckpoint("h", ""); });
+  if (stops) {
+    place_.AwaitReached();
+    Put(GetParam().meanwhile);
+    place_.LetGo();
+  }
+  const absl::Status failed = restoring.get().status();
+  EXPECT_EQ(failed.code(), GetParam().code) << failed;
+  ExpectNobodyHasIt();
+  ExpectTheSetSteps();
+}
+
+INSTANTIATE_TEST_SUITE_P(Obstacles, FailedRestoreTest,
+                         ::testing::Values(Unrestorable{.before = Obstacle::kDeterministicSession,
+                                                        .code = absl::StatusCode::kFailedPrecondition},
+                                           Unrestorable{.before = Obstacle::kDamagedTensor},
+                                           Unrestorable{.before = Obstacle::kDamagedManifest},
+                                           Unrestorable{.before = Obstacle::kNoMemory,
+                                                        .code = absl::StatusCode::kResourceExhausted},
+                                           Unrestorable{.meanwhile = Obstacle::kDamagedTensor}));
+
+class UnrestorableNewestTest : public UnrestorableTest, public ::testing::TestWithParam<Obstacle> {};
+
+TEST_P(UnrestorableNewestTest, OfAHeadWithoutWeightsTakesTheHeadAlong) {
+  ASSERT_NO_FATAL_FAILURE(SaveBoth());
+  ReplaceAll();
+  auto restoring =
+      std::async(std::launch::async, [&] { return servers_.engine().RestoreCheckpoint("h", ""); });
+  place_.AwaitReached();
+  ASSERT_NO_FATAL_FAILURE(Put(GetParam()));
+  if (GetParam() == Obstacle::kNoMemory) {
+    servers_.set().Replace(1);
+  } else {
+    servers_.set().proxy().CutAll();
+  }
+  while (servers_.set().set(0).Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  place_.LetGo();
+  EXPECT_TRUE(absl::IsUnavailable(restoring.get().status()));
+  ASSERT_TRUE(MeetSoon()) << servers_.set().set(0).Whole();
+  ExpectNobodyHasIt();
+  ExpectTheSetSteps();
+}
+
+// What its replicas have is not thrown away for an older checkpoint unasked.
+TEST_P(UnrestorableNewestTest, OfAHeadWithWeightsHoldsTheSetAndSaysWhatToDo) {
+  place_.LetGo();
+  ASSERT_NO_FATAL_FAILURE(SaveBoth());
+  ASSERT_NO_FATAL_FAILURE(Put(GetParam()));
+  servers_.set().Replace(1);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  std::string why;
+  while (why.find("unasked") == std::string::npos && std::chrono::steady_clock::now() < deadline) {
+    why = std::string(servers_.set().set(0).Whole().message());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  const bool is_named = GetParam() != Obstacle::kDamagedManifest;
+  EXPECT_THAT(why, HasSubstr(is_named ? "delete h b`" : "delete h TAG`")) << "with lossctl";
+  EXPECT_GT(servers_.all().at(0).head()->weight_version(), 0U);
+  EXPECT_GT(servers_.all().at(2).head()->weight_version(), 0U);
+  ASSERT_TRUE(servers_.engine().DeleteCheckpoint("h", "b").ok());
+  if (GetParam() == Obstacle::kNoMemory) {
+    no_memory_ = false;
+    servers_.set().Replace(1);
+  }
+  ASSERT_TRUE(MeetSoon()) << servers_.set().set(0).Whole();
+  servers_.ReconnectAll();
+  EXPECT_EQ(servers_.State(), saved_);
+  servers_.Compute(300);
+  EXPECT_TRUE(servers_.Step().ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Obstacles, UnrestorableNewestTest,
+                         ::testing::Values(Obstacle::kDeterministicSession, Obstacle::kDamagedTensor,
+                                           Obstacle::kDamagedManifest, Obstacle::kNoMemory));
 
 }  // namespace
 }  // namespace lossd::rpc::replica_set_test
