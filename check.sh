@@ -89,6 +89,8 @@ wants() {
   done
   return 1
 }
+named=("${suites[@]}") suites=()
+for suite in "${named[@]}"; do wants "$suite" || suites+=("$suite"); done
 
 # Suites of all test programs, and those for which Python's environment is made.
 of_programs=(unit conformance integration deploy attack hosts gpu model nightly)
@@ -144,14 +146,15 @@ needs_build() {
 await_build() {
   local wanted=made
   if [[ $1 == python ]]; then wanted=users; fi
-  until is_built "$wanted" || [[ -e $log_dir/check-build.json ]]; do sleep 0.2; done
+  while ! is_built "$wanted" && kill -0 "$build_process" 2>/dev/null; do sleep 0.2; done
 }
 
 # run_ctest SUITE TREE CTEST_ARGUMENT...: shows each test as it ends.
 run_ctest() {
-  local report=$log_dir/check-$1.xml tree=$2
+  local report=$log_dir/check-$1.xml tests=$log_dir/check-$1.tests tree=$2
   rm -f "$report"
-  evidence+=(--ctest "$report" "$tree/test-results")
+  evidence+=(--ctest "$report" "$tests")
+  ctest --test-dir "$tree" --show-only=json-v1 "${@:3}" >"$tests"
   say "Running the tests of $tree: ${*:3}"
   ctest --test-dir "$tree" --output-on-failure --no-tests=error --output-junit "$report" "${@:3}" 2>&1 |
     tee "$log_dir/check-$1.log" | sed 's/^/    /' || tests_ended "CTest" "${PIPESTATUS[0]}" 8
@@ -175,7 +178,7 @@ labelled_suite() {
   needs_build || return 0
   run_ctest "$1" build -L "^$1\$" -j "$2" "${@:3}"
 }
-# Every test belongs to exactly one of the suites, or nobody would notice that it never runs.
+# Every test belongs to one of the suites at least, or nobody would notice that it never runs.
 check_labels() {
   local all labelled
   all=$(ctest --test-dir build -N | sed -n 's/^Total Tests: //p')
@@ -189,7 +192,7 @@ check_labels() {
 # Tests of `unit`, `quick` and `integration` wait for half of their time.
 suite_unit() {
   labelled_suite unit $((2 * jobs))
-  if is_built; then check "$log_dir/check-labels.log" "Every test is in one suite" check_labels; fi
+  if is_built; then check "$log_dir/check-labels.log" "Every test is in a suite" check_labels; fi
 }
 suite_conformance() { labelled_suite conformance "$jobs"; }
 suite_integration() { labelled_suite integration $((2 * jobs)); }
@@ -215,7 +218,7 @@ suite_model() { labelled_suite model 1; }
 suite_nightly() {
   await_environment python_env || return 0
   labelled_suite nightly 1 -I "${part%/*},,${part#*/}"
-  python_tests nightly -m nightly "--part=$part"
+  python_tests nightly -m nightly "--part=$part" -vv  # says at once what failed: .ci/in_bare_root
 }
 
 suite_deploy() {
@@ -331,14 +334,14 @@ cuda_status() { sed -n 's/^LOSSD_CUDA_STATUS:INTERNAL=//p' build/CMakeCache.txt 
 # What is downloaded for some suites is made while others are built. begin_environment NAME: by tools/NAME.sh
 declare -A environments=()
 begin_environment() {
-  rm -f "$log_dir/$1.made" "$log_dir/$1.failed"
-  { if "tools/$1.sh" >"$log_dir/$1.log" 2>&1 </dev/null; then touch "$log_dir/$1.made"; else touch "$log_dir/$1.failed"; fi; } &
-  environments[$1]=begun
+  rm -f "$log_dir/$1.made"
+  { "tools/$1.sh" >"$log_dir/$1.log" 2>&1 </dev/null && touch "$log_dir/$1.made"; } &
+  environments[$1]=$!
 }
 # The suite that waits may be another process than the one that began, which `wait` does not allow.
 await_environment() {
   if [[ -z ${environments[$1]:-} ]]; then return; fi
-  until [[ -e $log_dir/$1.made || -e $log_dir/$1.failed ]]; do sleep 0.2; done
+  while [[ ! -e $log_dir/$1.made ]] && kill -0 "${environments[$1]}" 2>/dev/null; do sleep 0.2; done
   if [[ -e $log_dir/$1.made ]]; then return; fi
   show_tail "$log_dir/$1.log"
   give_up "tools/$1.sh"
@@ -368,7 +371,7 @@ if [[ $setup == yes ]]; then
 elif [[ $cuda == yes ]]; then
   tools/cuda_toolkit.sh --always
 fi
-rm -f "$log_dir"/check-*.json "$log_dir"/build.{users,made}
+rm -f "$log_dir"/build.{users,made}
 # The search of the models takes minutes and asks nothing but their files.
 if wants unit && ! wants model nightly && [[ -n $(tools/source_files.py --recent .pml tests/model/run_model.py) ]]; then suites+=(model); fi
 if wants "${of_python[@]}"; then begin_environment python_env; fi
@@ -381,19 +384,27 @@ run_suite() (
   evidence=()
   "suite_$1"
   times >"$log_dir/check-$1.times"
-  tools/check_report.py suite "$log_dir/check-$1.json" "$1" $((SECONDS - suite_began)) "$log_dir/check-$1.times" "${evidence[@]}"
+  tools/check_report.py suite "$log_dir/check-$1.json" "$1" $((SECONDS - suite_began)) "$log_dir/check-$1.times" \
+    "$log_dir/check.speeds" "${evidence[@]}"
 )
+
+tools/check_report.py watch "$log_dir/check.speeds" $$ {lock}<&- &
 
 # What has passed and has not changed since: tests/test_main.cc.
 export LOSSD_UNCHANGED=pass
 if wants python bench quick "${of_programs[@]}"; then suites=(build "${suites[@]}"); fi
+reports=("${suites[@]/#/$log_dir/check-}")
+reports=("${reports[@]/%/.json}")
+rm -f "${reports[@]}"
 
-# These run beside the others, one after another, since they wait for half of their time. Python's begin first.
+# These run beside the others, one after another, since they wait for half of their time. Python's begin first. What `quick` runs as well
+# runs in turn.
 beside=() in_turn=()
 for suite in "${suites[@]}"; do
   case $suite in
     python) beside=("$suite" "${beside[@]}") ;;
-    conformance | deploy | hosts) beside+=("$suite") ;;
+    deploy | hosts) beside+=("$suite") ;;
+    conformance) if wants quick; then in_turn+=("$suite"); else beside+=("$suite"); fi ;;
     *) in_turn+=("$suite") ;;
   esac
 done
@@ -407,34 +418,35 @@ run_beside() {
     wait "$!" || true
   done
 }
-# show_beside: what those of them have printed that ended since.
+# show_beside [all]: what those of them have printed that ended since, or all of them.
 show_beside() {
-  while ((${#beside[@]})) && [[ -e $log_dir/check-${beside[0]}.json ]]; do
+  while ((${#beside[@]})) && [[ -n ${1:-} || -e $log_dir/check-${beside[0]}.json ]]; do
     printf '\n=== %s, which ran beside the others\n' "${beside[0]}"
-    cat "$log_dir/check-${beside[0]}.out"
+    cat "$log_dir/check-${beside[0]}.out" || true
     beside=("${beside[@]:1}")
   done
 }
 
-beside_process=
-if ((${#beside[@]})); then
+build_process='' beside_process=''
+begin_beside() {
   say "beside the others run: ${beside[*]}; their logs are build/logs/check-*.out"
   run_beside &
   beside_process=$!
-fi
+}
 await_beside() { if [[ -n $beside_process ]]; then wait "$beside_process" || true; fi; }
 for suite in "${in_turn[@]}"; do
   # A flood is none where other suites have the processors.
   if [[ $suite == attack ]]; then await_beside; fi
   printf '\n=== %s\n' "$suite"
   run_suite "$suite" </dev/null &
-  wait "$!" || true
+  in_turn_process=$!
+  if [[ $suite == build ]]; then build_process=$in_turn_process; fi
+  if [[ $suite == build ]] && ((${#beside[@]})); then begin_beside; fi
+  wait "$in_turn_process" || true
   show_beside
 done
 await_beside
-show_beside
-reports=("${suites[@]/#/$log_dir/check-}")
-reports=("${reports[@]/%/.json}")
+show_beside all
 
 if is_built; then
   case $(cuda_status) in

@@ -77,7 +77,7 @@ int Main(int argc, char** argv) {
     std::cerr << argv[0] << ": there was no test to run\n";
     return 1;
   }
-  if (may_pass && status == 0 && !AnyWasSkipped()) unchanged.NotePassed();
+  if (may_pass && status == 0 && !AnyWasSkipped()) unchanged.OfferNote();
   return status;
 }
 

@@ -15,6 +15,7 @@ namespace lossd::test_program {
 namespace {
 
 constexpr std::string_view kXml = "xml:";
+constexpr char kKeySuffix[] = ".key";
 
 std::string ContentOf(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -49,15 +50,17 @@ int Processors() {
   return sched_getaffinity(0, sizeof(processors), &processors) == 0 ? CPU_COUNT(&processors) : 0;
 }
 
-bool ChangesArithmetic(std::string_view variable) {
+bool ChangesResult(std::string_view variable) {
   return variable.starts_with("OMP_") || variable.starts_with("ONEDNN_") || variable.starts_with("DNNL_") ||
+         (variable.starts_with("LOSSD_") && !variable.starts_with("LOSSD_UNCHANGED=") &&
+          !variable.starts_with("LOSSD_HERMETIC=")) ||
          (variable.starts_with("GTEST_") && !variable.starts_with("GTEST_OUTPUT="));
 }
 
 std::string KeyOf(const std::vector<std::string>& arguments) {
   std::string all = ProcessorFlags() + '\n' + std::to_string(Processors());
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (ChangesArithmetic(*entry)) all += std::string("\n") + *entry;
+    if (ChangesResult(*entry)) all += std::string("\n") + *entry;
   }
   for (const std::string& argument : arguments) all += '\n' + argument;
   for (const std::string& file : MappedFiles()) {
@@ -83,12 +86,11 @@ bool Unchanged::PassedBefore() const {
 
 void Unchanged::Forget() const {
   if (report_.empty()) return;
-  std::filesystem::remove(note_);
-  std::filesystem::remove(report_);
+  for (const std::string& file : {note_, report_ + kKeySuffix, report_}) std::filesystem::remove(file);
 }
 
-void Unchanged::NotePassed() const {
-  if (!key_.empty()) std::ofstream(note_) << key_;
+void Unchanged::OfferNote() const {
+  if (!key_.empty()) std::ofstream(report_ + kKeySuffix) << key_;
 }
 
 }  // namespace lossd::test_program

@@ -93,6 +93,11 @@ exit"
 # The script calls itself where mounts and processes are its own.
 if [[ -n ${LOSSD_ENTER_BARE_ROOT:-} ]]; then enter "$1"; fi
 
+# What runs inside holds the lock as well: a root that is in use is not removed.
+mkdir -p "$repo_root/build"
+exec {lock}>"$root.lock"
+if ! flock --nonblock "$lock"; then cannot "build/bare-root is in use by another tools/bare_root.sh"; fi
+
 if ((EUID != 0)); then cannot "a root is made and entered as root" "run: sudo tools/bare_root.sh ..."; fi
 if ! command -v debootstrap >/dev/null; then
   try_step "$log" "Installing debootstrap" apt-get -y --no-install-recommends install debootstrap ||

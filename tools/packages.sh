@@ -35,7 +35,9 @@ packages_deploy=(
   "${packages_image[@]}" fonts-dejavu-core openssl prometheus python3 python3-grpcio python3-numpy python3-pil python3-protobuf
   python3-venv python3-yaml systemd)
 if ! grep -qs '^ID=ubuntu' /etc/os-release; then packages_deploy+=(chromium); fi
-packages_test=(openssl libfaketime procps iproute2 iptables openmpi-bin spin python3 python3-grpcio python3-protobuf python3-numpy python3-prometheus-client python3-pycparser python3-venv clang-format-14 shellcheck)
+packages_test=(
+  openssl libfaketime procps iproute2 iptables openmpi-bin spin git zsh fish clang-format-14 shellcheck
+  python3 python3-grpcio python3-protobuf python3-numpy python3-prometheus-client python3-pycparser python3-venv)
 # The compiler that has libFuzzer, with its run time: of the tree build-fuzz.
 packages_fuzz=(clang libclang-rt-dev procps)
 # What tools/tidy_env.sh makes build/tidy of, from PyPI.

@@ -75,7 +75,7 @@ def attack(args, folder):
         return result.get(timeout=PATIENCE)["calls"], threads.before, threads.most
     finally:
         for server in (first, second):
-            server.kill()
+            server.close()
 
 
 def main():

@@ -27,7 +27,7 @@ class ReplicasTest(TestCase):
         self.hosts = self.enterContext(Hosts(3))
         self.servers = ReplicaServers(self.options.lossd, self.folder / "set", 3, *FLAGS, "--replica_timeout=2s", "--checkpoint_steps=1",
                                       f"--checkpoint_dir={self.folder}/checkpoints", "--restore", hosts=self.hosts)
-        self.addCleanup(self.servers.kill)
+        self.addCleanup(self.servers.close)
         self.servers.start()
 
     def train(self, disturb: Callable[[], None] = lambda: None, at: int = STEPS) -> list[Session]:

@@ -1,5 +1,7 @@
 #include "tests/support/call_recorder.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -272,6 +274,12 @@ CallRecorder::~CallRecorder() {
     threads.swap(threads_);
   }
   for (std::thread& thread : threads) thread.join();
+  for (const int64_t row : row_cuts) ADD_FAILURE() << "no stream was cut at row " << row;
+  for (const auto* faults : {&refused_, &lost_}) {
+    for (const auto& [method, fault] : *faults) {
+      EXPECT_EQ(fault.calls, 0) << "calls of " << method << " that were to fail, and were not made";
+    }
+  }
 }
 
 CallRecorder::Pause::Pause() { ++pauses; }

@@ -41,7 +41,8 @@ inline grpc::Status Broken() { return {grpc::StatusCode::UNAVAILABLE, "cut by th
 // As lossd marks its own errors.
 grpc::Status Refused(grpc::StatusCode code, const google::protobuf::Message* detail = nullptr);
 
-// One at a time; it is there before the first call that it records, and after the last. Thread-safe.
+// One at a time; it is there before the first call that it records, and after the last. A fault that was
+// scripted (row_cuts, LoseAnswers, Refuse) and did not happen fails the test. Thread-safe.
 class CallRecorder {
  public:
   CallRecorder();

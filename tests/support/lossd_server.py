@@ -105,8 +105,8 @@ class LossdServer(Program):
     def metric(self, series):
         return self.metrics()[series]
 
-    def close(self):
-        super().close()
+    def _release(self):
+        super()._release()
         if self._own_folder:
             self._own_folder.cleanup()
 

@@ -64,20 +64,24 @@ def join(threads):
 
 class Program:
     """A program that runs from start() to its end, and again from the next start() on. Its log has the output of all its
-    lives. `options` are those of subprocess.Popen."""
+    lives. Where it ends, the test has asked for that or has looked: close() and the next start() fail otherwise. `options`
+    are those of subprocess.Popen."""
 
     def __init__(self, *command, log, **options):
         self._command, self.log_path, self._options = [*map(str, command)], Path(log), options
         self._process = None
+        self._end_is_known = False  # to the test
 
     def command(self):
         return self._command
 
     def start(self, *arguments, **options):
+        self._refuse_unknown_end()
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen([*self.command(), *map(str, arguments)],
                                              **{"stdout": log, "stderr": log, **self._options, **options})
         _started.add(self._process)
+        self._end_is_known = False
         return self
 
     @property
@@ -100,14 +104,18 @@ class Program:
 
     def poll(self):
         """The exit status, or None while it runs."""
-        return self._process.poll()
+        status = self._process.poll()
+        self._end_is_known |= status is not None
+        return status
 
     def running(self):
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self.poll() is None
 
     def signal(self, number):
         """Does nothing where the program has ended."""
-        self._process.send_signal(number)
+        if self._process.poll() is None:
+            self._end_is_known |= number not in (signal.SIGSTOP, signal.SIGCONT, signal.SIGHUP)
+            self._process.send_signal(number)
 
     def wait(self, seconds=PATIENCE):
         """Waits for the end of the program and returns its exit status."""
@@ -117,6 +125,7 @@ class Program:
             still = f"{self._process.args[0]} still runs after {seconds} s:\n{self.last_words()}"
             raise StillRuns(f"{still}\nIts threads:\n{stacks(self.pid)}" if seconds >= PATIENCE else still) from None
         _started.discard(self._process)
+        self._end_is_known = True
         return status
 
     def stop(self):
@@ -126,7 +135,7 @@ class Program:
 
     def kill(self):
         """Does nothing where the program does not run."""
-        if self.running():
+        if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self.wait()
 
@@ -141,7 +150,9 @@ class Program:
     def wait_until(self, condition, what="", **options):
         """As wait_until(), for what comes only while the program runs."""
         def found():
+            known = self._end_is_known
             ended = not self.running()
+            self._end_is_known = known
             if (value := condition()) or not ended:
                 return value
             raise AssertionError(f"{self._process.args[0]} ended with {self.poll()} before this came: {what}\n{self.last_words()}")
@@ -161,10 +172,20 @@ class Program:
     def __exit__(self, kind=None, error=None, trace=None):
         if error is not None and not isinstance(error, unittest.SkipTest):
             print(f"The log of {self._command[0]}:\n{self.last_words()}", file=sys.stderr)
-        self.close()
+        with contextlib.suppress(AssertionError if error is not None else ()):
+            self.close()
+
+    def _refuse_unknown_end(self):
+        if self._process is not None and not self._end_is_known and self._process.poll() is not None:
+            raise AssertionError(f"{self._process.args[0]} has ended by itself, with {self._process.poll()}:\n{self.last_words()}")
 
     def close(self):
         """What the end of a test does, also where the program was not started."""
+        with contextlib.ExitStack() as at_end:
+            at_end.callback(self._release)
+            self._refuse_unknown_end()
+
+    def _release(self):
         self.kill()
         for pipe in (self.stdin, self.stdout) if self._process else ():
             with contextlib.suppress(OSError):  # what was not written yet

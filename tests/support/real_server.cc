@@ -99,13 +99,14 @@ void RealServer::FlushAfter(uint64_t chunks) {
   AwaitApplied(chunks);
   const std::shared_ptr<engine::Head> head = EngineHead();
   absl::StatusOr<engine::FlushInfo> flush = absl::UnknownError("not begun");
-  while (!flush.ok()) {  // other lanes may go on meanwhile
+  Await("a flush that other lanes let begin", [&] {  // they may go on meanwhile
     const engine::HeadInfo info = head->Info();
     std::promise<absl::StatusOr<engine::FlushInfo>> begun;
     head->BeginFlush(info.generation, info.window_marks, 1,
                      [&](absl::StatusOr<engine::FlushInfo> told) { begun.set_value(std::move(told)); });
     flush = Await("a flush to begin", begun);
-  }
+    return flush.ok();
+  });
   Require(engine::CommitFlush(*head, flush->flush_id));
 }
 

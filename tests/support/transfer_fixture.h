@@ -3,7 +3,6 @@
 #define LOSSD_TESTS_SUPPORT_TRANSFER_FIXTURE_H_
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "lossd/client.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/session_data.h"
 #include "tests/support/session_fixture.h"
 
@@ -27,12 +27,7 @@ inline void Damage(std::string* bytes) { bytes->front() = static_cast<char>(byte
 
 class TransferTest : public SessionTest {
  protected:
-  void SetUp() override {
-    directory_ = std::filesystem::path(::testing::TempDir()) / ("lossd_transfer_" + std::to_string(getpid()));
-    std::filesystem::create_directories(directory_);
-    ConnectFor(std::chrono::seconds(20));
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
+  void SetUp() override { ConnectFor(std::chrono::seconds(20)); }
 
   void ConnectFor(std::chrono::milliseconds reconnect_timeout) {
     Connect({.reconnect_timeout = reconnect_timeout, .transfer_bytes = 2 * kRowBytes});
@@ -79,7 +74,8 @@ class TransferTest : public SessionTest {
   std::vector<float> window_;
   std::vector<float> gradient_ = std::vector<float>(kVocab * kHidden, -1.0F);
   std::vector<float> bias_gradient_ = std::vector<float>(kVocab, -1.0F);
-  std::filesystem::path directory_;
+  const ScratchFolder folder_;
+  const std::filesystem::path directory_ = folder_.path();
   bool damaged_ = true;
 };
 

@@ -61,6 +61,10 @@ Value Await(std::string_view what, std::future<Value> future) {
   return future.get();
 }
 
+inline void Await(std::string_view what, const std::shared_future<void>& future) {
+  if (future.wait_for(kPatience) != std::future_status::ready) GiveUp(what);
+}
+
 template <class Value>
 Value Await(std::string_view what, std::promise<Value>& promise) {
   return Await(what, promise.get_future());

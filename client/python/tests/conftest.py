@@ -42,6 +42,7 @@ def server() -> Iterator[lossd.Server]:
     limit = 1 << 30 if device == "cpu" else 4 << 30
     with lossd.launch(device, memory_limit_bytes=limit, args=["--parking_bytes=64MiB", "--max_heads=1000"]) as server:
         yield server
+        assert server.stop() == 0, server.log()
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ class Restartable:
         ]
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        self._told = 0
         wait_until(lambda: self._ports.exists() or self.process.poll() is not None, "the server serves")
         assert self.process.poll() is None, self._log.read_text()
         if not self._listen.startswith("unix:"):
@@ -56,8 +57,19 @@ class Restartable:
 
     def end(self, how: signal.Signals) -> None:
         """SIGTERM drains: what clients had lives on in the next one. SIGKILL does not."""
+        if self._ended():
+            return
+        self._told = how
         self.process.send_signal(how)
-        self.process.wait()
+        self.process.wait(120)
+        assert self._ended(), self._log.read_text()
+
+    def _ended(self) -> bool:
+        """Only a drain and end() end it."""
+        status = self.process.poll()
+        wanted = -self._told if self._told == signal.SIGKILL else 0
+        assert status in (None, wanted), f"the server has ended with {status}:\n{self._log.read_text()}"
+        return status is not None
 
     def kill(self) -> None:
         self.end(signal.SIGKILL)
@@ -71,5 +83,5 @@ class Restartable:
     def ready(self) -> None:
         """Started or continued if it is not running."""
         self.go_on()
-        if self.process.poll() is not None:
+        if self._ended():
             self.start()

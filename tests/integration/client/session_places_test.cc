@@ -10,6 +10,7 @@
 #include "lossd/client.h"
 #include "tests/integration/server/test_server.h"
 #include "tests/support/call_recorder.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/session_data.h"
 #include "tests/support/session_fixture.h"
 
@@ -51,7 +52,8 @@ class SessionPlacesTest : public SessionTest {
   }
 
   const std::string other_;
-  const std::string token_file_ = ::testing::TempDir() + "session_places_token";
+  const testing::ScratchFolder folder_;
+  const std::string token_file_ = folder_.File("token");
 };
 
 TEST_F(SessionPlacesTest, LanesAreSpreadOverThem) {

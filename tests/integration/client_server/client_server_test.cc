@@ -16,6 +16,7 @@
 #include "lossd/client.h"
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/support/scratch_folder.h"
 
 namespace lossd::client_server_test {
 namespace {
@@ -191,8 +192,8 @@ TEST_F(ClientServerTest, FlushToFileHoldsTheSameGradientInEachType) {
   StartWithWeights();
   Session session = Open();
   Data data(30);
-  const std::filesystem::path path = std::filesystem::path(::testing::TempDir()) /
-                                     ("lossd_flush_" + std::to_string(getpid()) + ".safetensors");
+  const testing::ScratchFolder folder;
+  const std::filesystem::path path = folder.path() / "gradient.safetensors";
   for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
     ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
     std::vector<float> gradient(kVocab * kHidden);
@@ -215,7 +216,6 @@ TEST_F(ClientServerTest, FlushToFileHoldsTheSameGradientInEachType) {
       EXPECT_EQ(std::memcmp(tensor->data.data(), gradient.data(), tensor->data.size()), 0);
     }
   }
-  std::filesystem::remove(path);
 }
 
 TEST_F(ClientServerTest, SeveralThreadsEachWithASessionAddUp) {

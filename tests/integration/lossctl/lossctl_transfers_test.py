@@ -7,6 +7,7 @@ import ctypes
 import json
 import math
 import os
+import signal
 import pty
 import random
 import resource
@@ -398,7 +399,8 @@ class Flush(LossctlTest):
         for delay in (0.0, 0.02, 0.03, 0.04, 0.06, 0.1):
             with Program(LOSSCTL, "flush", "killed", "--out", "out", log=os.devnull, cwd=self.folder, env=self.environment()) as process:
                 time.sleep(delay)
-                process.kill()
+                process.signal(signal.SIGKILL)
+                process.wait()  # it may have ended before
             if os.path.exists(self.path("out")):
                 break  # it was done, or the file is there and the window not yet ended
         if self.head("killed")["generation"] == 1:

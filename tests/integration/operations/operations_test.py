@@ -2,7 +2,7 @@
 """What an operator does to a server, or has done to it, while trainers go on: drains, restarts, a full disk, a clock that
 is set, and file descriptors that run out. Every gradient is compared with NumPy's.
 
-usage: operations_test.py LOSSD [LIBFAKETIME]
+usage: operations_test.py LOSSD LIBFAKETIME
 """
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from server import SoakServer
 from standard_services import SERVING, health
 from waiting import wait_until
 
-BINARY = sys.argv.pop(1)
-FAKETIME = sys.argv.pop(1) if len(sys.argv) > 1 and os.path.exists(sys.argv[1]) else ""
+BINARY, FAKETIME = sys.argv.pop(1), sys.argv.pop(1)
 FLAGS = ("--workspace_bytes=16777216", "--same_host_regions")
 HOUR = 3600
 
@@ -50,7 +49,7 @@ class Servers(unittest.TestCase):
 
     def server(self, *flags: str, **options: object) -> SoakServer:
         server = SoakServer(BINARY, self.folder, *FLAGS, f"--region_socket_dir={self.folder}", *flags, tls=False)
-        self.addCleanup(server.kill)
+        self.addCleanup(server.close)
         server.start(**options)
         return server
 
@@ -183,11 +182,11 @@ class Operations(Servers):
         self.assertLess(len(lines), 2000)
 
 
-@unittest.skipUnless(FAKETIME, "libfaketime is not installed (tools/setup.sh test installs it)")
 class Clock(Servers):
     """The clock that can be set jumps; the monotonic one goes on, as it does when an operator or NTP sets the time."""
 
     def server(self, *flags: str, **_options: object) -> SoakServer:
+        self.assertTrue(os.path.exists(FAKETIME), "libfaketime is not installed (tools/setup.sh test installs it)")
         self.offset = self.folder / "offset"
         self.offset.write_text("+0\n")
         environment = {**os.environ, "LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": str(self.offset),

@@ -2,14 +2,15 @@
 next, so that clients find again who was killed."""
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lossd_server import await_ports, free_port, free_ports
+from programs import Program
 from waiting import wait_until as until  # noqa: F401
 
 
@@ -19,17 +20,20 @@ def write_token(file: Path, text: str = "known-to-the-replicas-of-a-set-alone") 
     return file
 
 
-class ReplicaServer:
+class ReplicaServer(Program):
     """One of a set. `flags` are its own, and those that all have."""
 
     def __init__(self, binary: str, folder: Path, number: int, flags: list[str], *, devices: str, address: str = "127.0.0.1",
                  command: Callable[..., list[str]] | None = None) -> None:
+        super().__init__(binary, log=folder / f"log{number}", env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.number, self.folder, self.binary, self._flags = number, folder, binary, flags
-        self._command = command or (lambda *arguments: list(arguments))
+        self._at_host = command or (lambda *arguments: list(arguments))
         self.target = f"{address}:{free_ports(devices.count(',') + 1)}"  # each rank takes one
         self.metrics_target = f"{address}:{free_port()}"
-        self._devices, self.log_path, self._ports = devices, folder / f"log{number}", folder / f"ports{number}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._devices, self._ports = devices, folder / f"ports{number}"
+
+    def command(self) -> list[str]:
+        return self._at_host(self.binary)
 
     def flags(self) -> list[str]:
         return [f"--listen={self.target}", f"--metrics_listen={self.metrics_target}", f"--devices={self._devices}",
@@ -38,44 +42,14 @@ class ReplicaServer:
     def begin(self, *flags: str) -> None:
         """Starts it. It serves once all of them have met."""
         self._ports.unlink(missing_ok=True)
-        with open(self.log_path, "ab") as log:
-            self._process = subprocess.Popen(self._command(self.binary, *self.flags(), *flags), stdout=log, stderr=log,
-                                             env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.start(*self.flags(), *flags)
 
     def await_serving(self) -> None:
-        assert self._process is not None
-        await_ports(self._process, self._ports, self.log_path)
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def wait(self) -> int:
-        """Its exit status."""
-        assert self._process is not None
-        return self._process.wait()
-
-    def kill(self) -> None:
-        if self.running():
-            self.signal(signal.SIGKILL)
-            self.wait()
-
-    def log(self) -> str:
-        """The lines that are complete."""
-        text = self.log_path.read_text(encoding="utf-8", errors="replace")
-        return text[:text.rfind("\n") + 1]
+        await_ports(self, self._ports, self.last_words)
 
 
 class ReplicaServers:
-    """A set; `servers[i]` is replica i. From __enter__ to __exit__, or from start() to kill(). `devices` of each; those of one after
+    """A set; `servers[i]` is replica i. From __enter__ to __exit__, or from start() to close(). `devices` of each; those of one after
     the other where there is a "+" between them. `hosts` (tests/hosts): each is on one of its own."""
 
     def __init__(self, binary: str, folder: Path, replicas: int, *flags: str, devices: str = "cpu", hosts: Any = None) -> None:
@@ -133,5 +107,10 @@ class ReplicaServers:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+    def __exit__(self, *error: Any) -> None:
+        with contextlib.ExitStack() as at_end:
+            for server in self._servers:
+                at_end.callback(server.__exit__, *error)
+
+    def close(self) -> None:
+        self.__exit__(None, None, None)

@@ -73,7 +73,7 @@ class Starts(TestCase):
         folder = self.folder / str(self.sets)
         folder.mkdir()
         server = ReplicaServer(self.options.lossd, folder, number, common, devices="cpu")
-        self.addCleanup(server.kill)
+        self.addCleanup(server.close)
         server.begin()
         return server
 
@@ -192,7 +192,7 @@ class Ends(TestCase):
     def test_who_waits_for_others_ends_when_it_is_told_to(self) -> None:
         for number in (0, 1):
             servers = ReplicaServers(self.options.lossd, self.folder / f"alone{number}", 2, *FLAGS)
-            self.addCleanup(servers.kill)
+            self.addCleanup(servers.close)
             servers[number].begin("--replica_timeout=1s")
             until(lambda: "not all replicas are there" in servers[number].log())  # noqa: B023: called here
             servers[number].signal(15)

@@ -68,7 +68,7 @@ class TestCase(unittest.TestCase):
         """They end with the test; what they have logged is part of a failure."""
         self.sets += 1
         servers = ReplicaServers(self.options.lossd, self.folder / f"set{self.sets}", replicas, *FLAGS, *flags, devices=self.options.devices)
-        self.addCleanup(servers.kill)
+        self.addCleanup(servers.close)
         servers.start()
         return servers
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tests/integration/server/bad_input.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/wait.h"
 
 namespace lossd::testing {
@@ -125,7 +126,8 @@ Outcome FlushToAFullDisk(Environment& environment) {
   std::array<int, 2> channel{};
   if (pipe(channel.data()) != 0) return {0, "no pipe"};
   const std::string server = environment.server().target();
-  const std::string out = ::testing::TempDir() + "/full_disk.safetensors";
+  const ScratchFolder folder;
+  const std::string out = folder.File("full_disk.safetensors");
   const pid_t child = fork();
   if (child == 0) {
     const rlimit limit{1024, 1024};

@@ -482,11 +482,11 @@ class Starts(TestCase):
         result = run(BINARY, "--devices=cpu,cpu", "--listen=127.0.0.1", "--metrics_listen=")
         self.assert_no_start(result, 2, "--listen")
 
-    @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "there is a GPU")
     def test_devices_that_are_not_there_are_an_error_that_says_so(self):
-        result = run(BINARY, "--devices=cuda:0,cuda:1", "--listen=127.0.0.1:0", "--metrics_listen=")
+        none = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        result = run(BINARY, "--devices=cuda:0,cuda:1", "--listen=127.0.0.1:0", "--metrics_listen=", env=none)
         self.assert_no_start(result, 1, "cuda:")
-        self.assert_no_start(run(BINARY, "--devices=all"), 2, "'all'", "no CUDA device")
+        self.assert_no_start(run(BINARY, "--devices=all", env=none), 2, "'all'", "no CUDA device")
 
     def test_a_rank_that_does_not_come_ends_the_start(self):
         server = LossdServer(BINARY, "--devices=cpu,cpu", "--group_start_timeout=2s", "--rank_timeout=2s")

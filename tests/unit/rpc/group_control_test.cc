@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc/transport/file_descriptor.h"
+#include "tests/support/wait.h"
 #include "tests/unit/rpc/group_ranks.h"
 
 namespace lossd::rpc::group_control_test {
@@ -121,7 +122,7 @@ TEST(GroupControl, SendDoesNotWaitForARankThatExecutes) {
   std::promise<void> let_go;
   const std::shared_future<void> gate = let_go.get_future().share();
   FakeExecutor one([&gate](const engine::GroupCommand& /*command*/) {
-    gate.wait();
+    lossd::testing::Await("the test to let go", gate);
     return absl::OkStatus();
   });
   Whole whole(group, {&one});
@@ -139,7 +140,9 @@ TEST(GroupControl, ABatchCountsAsAppliedWhenTheLastRankHasExecutedIt) {
   std::shared_future<void> may_go = let_go.get_future().share();
   FakeExecutor fast;
   FakeExecutor slow([&may_go](const engine::GroupCommand& command) {
-    if (std::holds_alternative<engine::StartBatchCommand>(command)) may_go.wait();
+    if (std::holds_alternative<engine::StartBatchCommand>(command)) {
+      lossd::testing::Await("the test to let go", may_go);
+    }
     return absl::OkStatus();
   });
   Whole whole(group, {&fast, &slow});
@@ -149,10 +152,10 @@ TEST(GroupControl, ABatchCountsAsAppliedWhenTheLastRankHasExecutedIt) {
   batch.head = 1;
   for (int i = 0; i < 3; ++i) channel->Send(batch);
   channel->Send(Told(2));  // no batch
-  while (fast.executed().size() < 4) std::this_thread::yield();
+  lossd::testing::Await("four commands", [&] { return fast.executed().size() >= 4; });
   EXPECT_EQ(channel->BatchesApplied(), 0u) << "one rank has not applied any";
   let_go.set_value();
-  while (channel->BatchesApplied() < 3) std::this_thread::yield();
+  lossd::testing::Await("three batches", [&] { return channel->BatchesApplied() >= 3; });
   EXPECT_EQ(channel->Ask(Question(3)), absl::OkStatus());
   EXPECT_EQ(channel->BatchesApplied(), 3u);
   whole.End();
@@ -184,7 +187,7 @@ TEST(GroupControl, AnAnswerOfTheRankThatHoldsABatchComesBeforeTheBatchIsApplied)
   const auto channel = whole.Channel();
   channel->Send(BatchHeldBy(0));
   channel->Send(BatchHeldBy(2, {.entropy = true, .top_k = 3}));
-  while (channel->BatchesApplied() < 2) std::this_thread::yield();
+  lossd::testing::Await("two batches", [&] { return channel->BatchesApplied() >= 2; });
   const std::vector<engine::AnsweredChunk> answered = channel->TakeAnswered();
   ASSERT_EQ(answered.size(), 1u);
   EXPECT_EQ(answered[0].batch, 2u);
@@ -254,7 +257,7 @@ class Gate {
     return [this](const engine::GroupCommand& command) {
       if (engine::TakesMemory(command)) {
         most_at_once_ = std::max(most_at_once_.load(), ++at_once_);
-        open_.wait();
+        lossd::testing::Await("the gate to open", open_);
         --at_once_;
       }
       return absl::OkStatus();
@@ -271,11 +274,10 @@ class Gate {
 };
 
 void AwaitExecuted(FakeExecutor& executor, uint64_t number) {
-  for (;;) {
+  lossd::testing::Await("a command to be executed", [&] {
     const std::vector<uint64_t> executed = executor.executed();
-    if (std::find(executed.begin(), executed.end(), number) != executed.end()) return;
-    std::this_thread::yield();
-  }
+    return std::find(executed.begin(), executed.end(), number) != executed.end();
+  });
 }
 
 TEST(GroupControl, OtherCommandsGoOnWhileARankTakesMemory) {
@@ -305,7 +307,7 @@ TEST(GroupControl, WhatInterruptsIsExecutedWhileAnotherCommandWaitsForIt) {
   GroupUnderTest group(2);
   std::promise<void> interrupted;
   FakeExecutor one([&interrupted](const engine::GroupCommand& command) {
-    if (testing::NumberOf(command) == 1) interrupted.get_future().wait();
+    if (testing::NumberOf(command) == 1) lossd::testing::Await("the interruption", interrupted);
     if (engine::Interrupts(command)) interrupted.set_value();
     return absl::OkStatus();
   });
@@ -324,7 +326,7 @@ TEST(GroupControl, WhatIsExecutedBesideOthersNeedNotBeRepliedTo) {
   GroupUnderTest group(2);
   std::promise<void> open;
   FakeExecutor one([&open](const engine::GroupCommand& command) {
-    if (testing::NumberOf(command) == 1) open.get_future().wait();
+    if (testing::NumberOf(command) == 1) lossd::testing::Await("the test to let go", open);
     return absl::OkStatus();
   });
   Whole whole(group, {&one});
@@ -433,7 +435,7 @@ TEST(GroupControl, ACommandThatARankDoesNotComeToIsToldWithItsAge) {
   std::promise<void> let_go;
   const std::shared_future<void> gate = let_go.get_future().share();
   FakeExecutor one([&gate](const engine::GroupCommand& /*command*/) {
-    gate.wait();
+    lossd::testing::Await("the test to let go", gate);
     return absl::OkStatus();
   });
   Whole whole(group, {&one});
@@ -637,7 +639,8 @@ TEST(GroupControl, WhoTheLeaderWaitsForInARendezvousIsKnown) {
   };
   auto first = std::async(std::launch::async, [&] { meet(leader->rendezvous()); });
   auto second = std::async(std::launch::async, [&] { meet(one->rendezvous()); });
-  while (leader->Awaited().ranks != std::vector<int32_t>{2}) std::this_thread::yield();
+  lossd::testing::Await("rank 2 alone to be awaited",
+                        [&] { return leader->Awaited().ranks == std::vector<int32_t>{2}; });
   const absl::Duration before = leader->Awaited().time;
   EXPECT_GT(leader->Awaited().time, before);
   meet(two->rendezvous());

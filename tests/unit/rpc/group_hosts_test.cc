@@ -28,6 +28,7 @@
 #include "server/rpc/transport/file_descriptor.h"
 #include "server/rpc/transport/listener.h"
 #include "tests/integration/tls/certificates.h"
+#include "tests/support/wait.h"
 #include "tests/unit/rpc/group_ranks.h"
 #include "tests/unit/rpc/one_way_relay.h"
 
@@ -215,7 +216,7 @@ TEST(GroupHosts, RanksHearWhetherTheLeaderServesEachTimeThatItChanges) {
   RunningMember member(*std::move(joined), &one);
   EXPECT_EQ(member.member().serving(), Serving::kNotYet);
   for (const bool ready : {true, true, false, false, true}) leader->SetServing(ready);
-  while (times < 3) std::this_thread::yield();
+  lossd::testing::Await("three changes", [&] { return times >= 3; });
   EXPECT_EQ(member.member().serving(), Serving::kReady);
   leader->SetServing(false);
   leader->End();

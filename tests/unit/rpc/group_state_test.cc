@@ -15,6 +15,7 @@
 #include "server/rpc/group/group_timing.h"
 #include "server/rpc/group/group_wire.h"
 #include "server/rpc/group/message_queue.h"
+#include "tests/support/wait.h"
 #include "tests/unit/rpc/group_ranks.h"
 
 namespace lossd::rpc::group_state_test {
@@ -106,7 +107,7 @@ TEST(GroupState, AnswersAllThreadsUntilARankIsLostAndThenNone) {
   threads.emplace_back([&state, &over] {
     while (!over) state->Beat();
   });
-  while (answered < 200) std::this_thread::yield();
+  lossd::testing::Await("200 answers", [&] { return answered >= 200; });
   state->Leave(2, "it had enough");
   EXPECT_EQ(loss.Await(), "2: it had enough");
   over = true;

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/scratch_folder.h"
+
 namespace lossd::group_token_test {
 namespace {
 
@@ -17,7 +19,7 @@ using ::testing::Not;
 class GroupToken : public ::testing::Test {
  protected:
   std::string File(const std::string& text, std::filesystem::perms others = std::filesystem::perms::none) {
-    const std::string path = ::testing::TempDir() + "/group_token";
+    const std::string path = folder_.File("token");
     std::filesystem::remove(path);
     std::ofstream(path) << text;
     std::filesystem::permissions(path, std::filesystem::perms::owner_read | others);
@@ -30,6 +32,8 @@ class GroupToken : public ::testing::Test {
     EXPECT_THAT(std::string(status.message()), HasSubstr("--group_token_file: " + path));
     return std::string(status.message());
   }
+
+  const lossd::testing::ScratchFolder folder_;
 };
 
 TEST_F(GroupToken, IsTheTextWithoutSpaceAroundIt) {
@@ -53,12 +57,11 @@ TEST_F(GroupToken, WhatCanBeGuessedOrIsNoWordIsNoneAndIsNotQuoted) {
   EXPECT_THAT(WhyNot(File("0123456789 abcdef")), AllOf(HasSubstr("one word"), Not(HasSubstr("0123"))));
   EXPECT_THAT(WhyNot(File(std::string(20, '\0'))), HasSubstr("one word"));
   EXPECT_THAT(WhyNot(File(std::string(5000, 'x'))), HasSubstr("one word"));
-  EXPECT_THAT(WhyNot(::testing::TempDir()), HasSubstr("is no file"));
+  EXPECT_THAT(WhyNot(folder_.path()), HasSubstr("is no file"));
 }
 
 TEST_F(GroupToken, APipeIsNoFileAndNotWaitedFor) {
-  const std::string path = ::testing::TempDir() + "/group_token_pipe";
-  std::filesystem::remove(path);
+  const std::string path = folder_.File("pipe");
   ASSERT_EQ(mkfifo(path.c_str(), S_IRUSR | S_IWUSR), 0);
   EXPECT_THAT(WhyNot(path), HasSubstr("is no file"));
 }

@@ -16,7 +16,6 @@ add_library(probe OBJECT probe.cc)
 """
 
 
-@unittest.skipUnless(shutil.which("ccache"), "there is no ccache")
 class CompilerCache(unittest.TestCase):
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()

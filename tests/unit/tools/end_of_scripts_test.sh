@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# check.sh runs once at a time in a clone, and a signal leaves nothing of check.sh, tools/fuzz.sh or quickstart.sh behind.
+# check.sh runs once at a time in a clone, and waits for nothing that has ended. A signal leaves nothing of check.sh, tools/fuzz.sh or
+# quickstart.sh behind.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
@@ -41,7 +42,7 @@ program build-fuzz/bin/a_fuzz "echo \$\$ >'$scratch/fuzzer'" 'exec sleep 600'
 program bin/cmake
 program bin/ninja
 mkdir -p tests/fuzz/corpus/a
-echo '{}' >tests/budgets.json
+echo '{"build": null, "conformance": null, "fuzz": null, "lint": null, "python": null, "quick": null, "tsan": null}' >tests/budgets.json
 touch tests/fuzz/a_fuzz.cc
 
 for _ in 1 2; do  # the second time says that the first gave back what it held
@@ -60,11 +61,40 @@ done
 # Steps are over with the script: who starts the next one at once may.
 program tools/setup.sh
 for tool in source_files.py check_includes.py check_text.py; do program "tools/$tool"; done
-./check.sh lint >"$scratch/output" 2>&1
+./check.sh lint lint >"$scratch/output" 2>&1
 expect "steps that were made" "$(grep -c '^==> ' "$scratch/output")" 4
 status=0
 flock --nonblock build/logs true || status=$?
 expect "status of who takes the place of a check.sh that has ended" "$status" 0
+
+# A bare root that is in use stays.
+cp "$root/tools/bare_root.sh" tools
+mkdir build/bare-root
+status=0
+flock build/bare-root.lock tools/bare_root.sh true >"$scratch/output" 2>&1 || status=$?
+expect "status of a second bare_root.sh" "$status" 125
+expect "what it says" "$(grep -c 'in use by another' "$scratch/output")" 1
+expect "the root" "$(ls -d build/bare-root)" build/bare-root
+
+# Suites wait neither for a build that left no report nor for an environment whose maker was killed.
+program bin/cmake 'exit 1'
+# shellcheck disable=SC2016
+program tools/python_env.sh 'kill -KILL "$PPID"'
+# shellcheck disable=SC2016
+program tools/check_report.py 'if [[ $1$3 == suitebuild ]]; then exit 1; fi' "exec '$root/tools/check_report.py' \"\$@\""
+status=0
+PATH=$scratch/clone/bin:$PATH timeout 60 ./check.sh lint python >"$scratch/output" 2>&1 || status=$?
+expect "status of a check.sh whose build ended without a report" "$status" 1
+expect "what has failed of it" "$(sed -En 's/^  ((build|python): [^:]*): .*/\1/p' "$scratch/output")" \
+  $'build: the suite\npython: tools/python_env.sh'
+cp "$root/tools/check_report.py" tools
+
+# Those of `quick` and conformance are partly the same tests.
+for also in lint quick; do
+  PATH=$scratch/clone/bin:$PATH timeout 60 ./check.sh conformance lint "$also" >"$scratch/output" 2>&1
+  expect "whether conformance runs beside ${also}" "$(grep -c '^==> beside' "$scratch/output")" "$([[ $also == lint ]] && echo 1 || echo 0)"
+done
+program bin/cmake
 
 # A check.sh that is ended ends what a suite has started.
 # shellcheck disable=SC2016

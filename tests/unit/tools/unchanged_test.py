@@ -21,8 +21,8 @@ class UnchangedTest(unittest.TestCase):
         self.program = shutil.copy(PROGRAM, folder.name)
         self.report = os.path.join(folder.name, "report.xml")
 
-    def runs(self, *arguments, **environment):
-        """Whether the tests were run, not only remembered."""
+    def runs(self, *arguments, ctest_passed=True, **environment):
+        """Whether the tests were run, not only remembered. Where they passed, tools/check_report.py says so as here."""
         environment = {"LOSSD_HERMETIC": "1", "LOSSD_UNCHANGED": "pass", "GTEST_OUTPUT": f"xml:{self.report}", **environment}
         done = subprocess.run([self.program, FILTER, *arguments], env={**os.environ, **environment}, check=False,
                               capture_output=True, text=True)
@@ -30,6 +30,8 @@ class UnchangedTest(unittest.TestCase):
         if done.stdout == "unchanged since it passed\n":
             self.assertTrue(os.path.exists(self.report))
             return False
+        if ctest_passed and os.path.exists(f"{self.report}.key"):
+            os.rename(f"{self.report}.key", f"{self.report}.passed")
         return True
 
     def test_what_passed_is_not_run_again(self):
@@ -55,6 +57,14 @@ class UnchangedTest(unittest.TestCase):
     def test_another_number_of_threads_is_another_test(self):
         self.runs(OMP_NUM_THREADS="1")
         self.assertTrue(self.runs(OMP_NUM_THREADS="2"))
+
+    def test_what_tests_ask_of_the_environment_makes_another_test(self):
+        self.runs()
+        self.assertTrue(self.runs(LOSSD_SEEDS="2"))
+
+    def test_who_may_have_crashed_at_the_end_is_run_again(self):
+        self.runs(ctest_passed=False)
+        self.assertTrue(self.runs())
 
     def test_what_passed_when_run_by_hand_is_not_remembered(self):
         self.assertTrue(self.runs(LOSSD_UNCHANGED=""))

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "tests/support/scratch_folder.h"
 
 namespace lossd::train_lm::corpus_test {
 namespace {
@@ -85,7 +86,8 @@ TEST(Corpus, PutsWrappedTableCellsTogether) {
 }
 
 TEST(Corpus, ReadsPlainAndCompressedFilesAlikeAndNamesTheOneThatIsMissing) {
-  const std::string plain = absl::StrCat(::testing::TempDir(), "/train_lm_corpus.txt");
+  const lossd::testing::ScratchFolder folder;
+  const std::string plain = folder.File("corpus.txt");
   const std::string packed = plain + ".gz";
   for (const auto& [path, mode] : {std::pair(plain, "wbT"), std::pair(packed, "wb")}) {
     gzFile file = gzopen(path.c_str(), mode);

@@ -37,6 +37,16 @@ RULES = {
         torch.optim.SGD,
         {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
     ),
+    "dampening": (
+        lossd.SGD(momentum=0.9, dampening=0.3, weight_decay=0.1),
+        torch.optim.SGD,
+        {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1},
+    ),
+    "maximize": (
+        lossd.Adam(maximize=True, betas=(0.3, 0.99)),
+        torch.optim.Adam,
+        {"maximize": True, "betas": (0.3, 0.99)},
+    ),
     "adam": (lossd.Adam(weight_decay=0.02), torch.optim.Adam, {"weight_decay": 0.02}),
     "adamw": (lossd.AdamW(betas=(0.8, 0.95)), torch.optim.AdamW, {"betas": (0.8, 0.95)}),
 }

@@ -20,6 +20,7 @@
 #include "lossd/v1/loss.grpc.pb.h"
 #include "server/rpc/calls/methods.h"
 #include "server/telemetry/common/service_counters.h"
+#include "tests/support/wait.h"
 
 namespace lossd::rpc::lane_server_test {
 namespace {
@@ -151,6 +152,10 @@ class LaneServerTest : public ::testing::Test {
   }
 
   telemetry::ServiceCounters counters_{MethodNames()};
+  void AwaitGate() {
+    lossd::testing::Await("the gate to open", [this] { return gate_.try_wait(); });
+  }
+
   std::latch gate_{1};  // that a leader may wait for
   FakeLeader leader_;
   engine::RankPayloads payloads_;
@@ -204,7 +209,7 @@ TEST_F(LaneServerTest, WhatTheLeaderNeverHeardOfIsReleasedAndNothingElse) {
     FakeLeader::SayReady(stream);
     leader_.known = FakeLeader::Next(stream).payload();
     FakeLeader::Next(stream);  // which it forgets
-    gate_.wait();
+    AwaitGate();
     return grpc::Status::OK;
   };
   grpc::ClientContext context;
@@ -225,7 +230,7 @@ TEST_F(LaneServerTest, WhatTheLeaderNeverHeardOfIsReleasedAndNothingElse) {
 
 TEST_F(LaneServerTest, NothingIsTakenBeforeTheLeaderIsReady) {
   leader_.serve = [&](FakeLeader::Stream* /*stream*/) -> grpc::Status {
-    gate_.wait();
+    AwaitGate();
     return {StatusCode::FAILED_PRECONDITION, "no"};
   };
   grpc::ClientContext context;
@@ -311,7 +316,7 @@ TEST_F(LaneServerTest, ADrainWithoutPatienceCutsWhatIsLeft) {
   leader_.serve = [&](FakeLeader::Stream* stream) {
     FakeLeader::SayReady(stream);
     leader_.known = FakeLeader::Next(stream).payload();
-    gate_.wait();
+    AwaitGate();
     return grpc::Status::OK;
   };
   grpc::ClientContext context;

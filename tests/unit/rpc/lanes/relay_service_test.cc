@@ -15,6 +15,7 @@
 #include "server/engine/common/mutex.h"
 #include "server/rpc/group/group_credentials.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/support/wait.h"
 
 namespace lossd::rpc::relay_service_test {
 namespace {
@@ -232,7 +233,7 @@ TEST_F(RelayServiceTest, MessagesThatMakeNoSenseEndTheStream) {
     EXPECT_EQ(Say({foreign}).error_code(), StatusCode::FAILED_PRECONDITION);
   }
   EXPECT_TRUE(Say({Start(5)}).ok()) << "and others go on";
-  while (server_->engine().counters().live_streams != 0) std::this_thread::yield();
+  lossd::testing::Await("the streams to end", [&] { return server_->engine().counters().live_streams == 0; });
 }
 
 TEST_F(RelayServiceTest, TwoRelaysOfOneNumberAreNotBothTaken) {
