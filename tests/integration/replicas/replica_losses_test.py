@@ -42,7 +42,7 @@ class Losses(TestCase):
             for thread in threads:
                 thread.join()
             threads.clear()
-            if step % 6 == 3:
+            if step % 6 == 2:  # not in the last one: what nobody goes on from stays as an earlier checkpoint has it
                 kills.append(step)
                 threads.append(threading.Thread(target=kill, args=(rng.random() * 0.02,)))
                 threads[0].start()
