@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
 import tempfile
 import textwrap
 import unittest
@@ -35,6 +37,12 @@ def is_custom(manifest: Object) -> bool:
 
 
 def errors_of(manifest: Object, version: str) -> list[str]:
+    return list(errors_of_text(json.dumps(manifest), version))
+
+
+@functools.cache  # overlays have most objects in common, and the library reads its schemas again each time
+def errors_of_text(text: str, version: str) -> list[str]:
+    manifest = json.loads(text)
     schema = SCHEMAS.get((manifest["apiVersion"], manifest["kind"]))
     if schema is not None:
         errors = [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(manifest)]
