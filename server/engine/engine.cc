@@ -98,13 +98,13 @@ GroupReport Engine::Group() const {
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
   if (options_.create_together == nullptr) return CreateHere(config);
-  // One that is there, or has no checkpoints, does not wait for a save.
+  // A head that exists, or has no live checkpoints, is created without waiting for a save.
   absl::StatusOr<bool> earlier = false;
   if (!FindHere(config.name).ok()) earlier = HasLiveCheckpoints(config.name);
   if (!earlier.ok()) return earlier.status();
   if (!*earlier) return CreateAtAll(config, Earlier::kStay);
-  // Checkpoints of an earlier head of this name are not what a new one goes back to: the replicas do not
-  // meet, and nothing is restored, before that is on the disk.
+  // A new head must not go back to checkpoints of an earlier head of its name. The lock keeps the replicas
+  // from meeting, and any restore from running, until the mark is on disk.
   const MutexLock creating(checkpoint_mutex_);
   return CreateAtAll(config, Earlier::kMarkDeleted);
 }
@@ -127,8 +127,8 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateAtAll(const HeadConfig& conf
     return absl::UnavailableError(absl::StrCat("the replicas have met again while head ", config.name,
                                                " was created; create it again"));
   }
-  // If one was lost, all agree on it when they meet again. The mark stays: who describes what there is here
-  // may have found the head, which is not to come back then as the earlier one.
+  // If a replica was lost, the next meeting decides about the head. The mark stays: a meeting may already
+  // have seen the new head, and would restore the earlier one into it.
   if (!was_there && !IsReplicaLost(all)) DropHead(config.name);
   return all;
 }

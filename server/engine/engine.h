@@ -219,8 +219,9 @@ class Engine {
   // A payload that is about to be submitted, where the device wants it.
   Payload Staged(Payload payload) const { return engine::Staged(std::move(payload), device_.get()); }
 
-  // The same configuration again answers the existing head; another one is ALREADY_EXISTS. Over replicas one
-  // in the place of an earlier head, whose checkpoints are not restored any more, waits as DeleteHead.
+  // Returns the existing head if its configuration is equal; ALREADY_EXISTS if it differs. Over replicas, a
+  // creation in the place of an earlier head marks its checkpoints deleted, and waits for locks as
+  // DeleteHead.
   absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config)
       ABSL_LOCKS_EXCLUDED(checkpoint_mutex_, together_mutex_);
   // It is there whole or not at all, and its weights have the source's version. The same call again, by its
@@ -479,10 +480,10 @@ class Engine {
   absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
                          Head::RestoreAs as, const Others& others)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
-  // What a restore has created which came to nothing, at all replicas.
+  // Drops, at all replicas, the head that a failed restore has created.
   void DropCreated(const Head& head, const Others& others) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_)
       ABSL_LOCKS_EXCLUDED(together_mutex_);
-  // Some that a start, or a meeting of replicas, would restore.
+  // Whether a start, or a meeting of replicas, would restore a checkpoint of the head.
   absl::StatusOr<bool> HasLiveCheckpoints(const std::string& head) const;
   // NOT_FOUND for a head that has nothing to go back to.
   absl::StatusOr<CheckpointReader> NewestWithWeights(const std::string& head)

@@ -36,8 +36,8 @@ absl::Status CheckTag(const std::string& tag) {
 // A replica that is asked when all have parted may be UNAVAILABLE before it is known to be lost.
 bool MayBeLoss(const absl::Status& status) { return absl::IsUnavailable(status); }
 
-// What the set waits for if replicas have weights of the head. `tag`: of its newest checkpoint, or TAG if
-// that cannot be read, whose path `why` names then.
+// The error that holds up a set whose replicas have weights of the head. `tag`: of the newest checkpoint, or
+// "TAG" if its manifest cannot be read; `why` names the path then.
 absl::Status CannotGoBack(const std::string& head, const std::string& tag, const absl::Status& why) {
   const std::string command =
       IsName(tag) ? absl::StrCat("`lossctl checkpoint delete ", head, " ", tag, "`, or ") : "";
@@ -269,7 +269,7 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
 void Engine::DropCreated(const Head& head, const Others& others) {
   if (head.weight_version() > 0) return;  // somebody has published weights meanwhile
   const std::string name = head.config().name;
-  // If one is lost meanwhile, it stays here, and GoBack drops it.
+  // If a replica is lost meanwhile, the head stays here, and GoBack drops it.
   if (others.drop(name).ok()) DropHead(name);
 }
 

@@ -10,7 +10,7 @@
 
 namespace lossd::testing {
 
-// It is there until it goes out of scope, with all that is in it.
+// The destructor removes the folder with all its files.
 class ScratchFolder {
  public:
   ScratchFolder() {

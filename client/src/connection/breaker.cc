@@ -27,9 +27,9 @@ struct grpc_socket_mutator {
 
 namespace lossd::internal {
 
-// The sockets of the channel, which are gRPC's: their numbers, and the inodes by which a number still means
-// one. Duplicates would keep what gRPC has closed in gRPC's epoll set, whose events would be taken for those
-// of the next connection.
+// The channel's sockets, which gRPC owns and closes: descriptor and inode of each. The inode shows whether
+// the descriptor still is that socket. A duplicate would keep a closed socket in gRPC's epoll set, and gRPC
+// would take its events for events of the next connection.
 class Breaker::Sockets {
  public:
   void Note(int socket) {
@@ -38,7 +38,7 @@ class Breaker::Sockets {
     struct stat file = {};
     if (fstat(socket, &file) == 0) sockets_.push_back({socket, file.st_ino});
   }
-  // All of them: for a while a channel may have two connections.
+  // A channel may have two connections for a while: both are shut down.
   void ShutDown() {
     const std::lock_guard lock(mutex_);
     for (const Socket& each : sockets_) {

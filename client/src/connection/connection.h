@@ -183,10 +183,10 @@ class Connection {
   // next call, whose first attempts may be five seconds apart.
   absl::Status Pause(std::chrono::milliseconds delay);
   bool GivesUp(ConnectFailure failure, std::chrono::steady_clock::duration tried) const;
-  // A call ended so: the next one goes elsewhere if this server cannot be reached, and over a new channel if
-  // this one had no connection.
+  // Call after each call to `server`. If the server could not be reached, the next call goes to another
+  // server; if its channel had no connection, to a new channel.
   void NoteEnd(const ServerChannel& server, const absl::Status& ended);
-  // The same of a stream of rows, with words for the caller.
+  // NoteEnd for a stream of rows. Returns `ended` with advice added for the caller.
   absl::Status LeaveIfGone(const ServerChannel& server, const absl::Status& ended);
   // `complete` moves into the piece what only its kind of message has.
   template <class Response, class Request, class Complete>

@@ -34,8 +34,8 @@ class ReplicaChannels {
   // last. Nothing happens if they do not go to `server` any more.
   void Leave(const ServerChannel& server);
 
-  // Where one of the list has no connection: calls go over a new channel to it from now on. gRPC may stop to
-  // connect a channel, for ever and without a word. A channel that came so is given half a minute.
+  // Replaces the channel of a listed server if that has no connection: gRPC may stop connecting a channel for
+  // ever, without an error. Does nothing in the first 30 s of a channel that Renew made.
   void Renew(const ServerChannel& server);
 
   // The place for At of the one that has answered at `server`, so that other connections come to it as well;

@@ -56,10 +56,9 @@ class ServerChannel : public std::enable_shared_from_this<ServerChannel> {
     return *std::get<std::unique_ptr<Stub>>(stubs_);
   }
 
-  // Another one for the same server, which is known to be who it was, with a connection of its own.
+  // A new channel to this server, with its own connection. It keeps peer() and incarnation().
   absl::StatusOr<std::shared_ptr<ServerChannel>> Again() const;
-  // Whether this one came by Again, so short ago that its connection may still be coming, over several
-  // addresses.
+  // Whether Again made this channel less than 30 s ago, so that its connection may still come.
   bool is_new() const { return std::chrono::steady_clock::now() < new_until_; }
   bool is_connected() const { return channel_->GetState(false) == GRPC_CHANNEL_READY; }
 
