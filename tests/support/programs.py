@@ -150,9 +150,7 @@ class Program:
     def wait_until(self, condition, what="", **options):
         """As wait_until(), for what comes only while the program runs."""
         def found():
-            known = self._end_is_known
-            ended = not self.running()
-            self._end_is_known = known
+            ended = self._process.poll() is not None  # the test itself has not looked
             if (value := condition()) or not ended:
                 return value
             raise AssertionError(f"{self._process.args[0]} ended with {self.poll()} before this came: {what}\n{self.last_words()}")

@@ -2,7 +2,6 @@
 #ifndef LOSSD_TESTS_UNIT_ENGINE_CHECKPOINT_CHECKPOINT_FOLDER_H_
 #define LOSSD_TESTS_UNIT_ENGINE_CHECKPOINT_CHECKPOINT_FOLDER_H_
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -10,35 +9,27 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/scratch_folder.h"
+
 namespace lossd::engine {
 
 class CheckpointFolder {
  public:
-  CheckpointFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "lossd-checkpoint-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~CheckpointFolder() { std::filesystem::remove_all(path_); }
-  CheckpointFolder(const CheckpointFolder&) = delete;
-  CheckpointFolder& operator=(const CheckpointFolder&) = delete;
-
   void Clear() const {
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
       std::filesystem::remove_all(entry.path());
     }
   }
 
-  std::string path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const {
-    return std::filesystem::path(path_) / name;
-  }
+  std::string path() const { return folder_.path(); }
+  std::filesystem::path operator/(const std::string& name) const { return folder_.path() / name; }
 
   // Regular files by their paths in it, and their content.
   std::map<std::string, std::string> Files() const {
     std::map<std::string, std::string> files;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(path_)) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_.path())) {
       if (!entry.is_regular_file()) continue;
-      files[std::filesystem::relative(entry.path(), path_).string()] = Read(entry.path());
+      files[std::filesystem::relative(entry.path(), folder_.path()).string()] = Read(entry.path());
     }
     return files;
   }
@@ -51,7 +42,7 @@ class CheckpointFolder {
   }
 
  private:
-  std::string path_;
+  testing::ScratchFolder folder_;
 };
 
 }  // namespace lossd::engine
