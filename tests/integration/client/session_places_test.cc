@@ -52,7 +52,7 @@ class SessionPlacesTest : public SessionTest {
   }
 
   const std::string other_;
-  const testing::ScratchFolder folder_;
+  const lossd::testing::ScratchFolder folder_;
   const std::string token_file_ = folder_.File("token");
 };
 

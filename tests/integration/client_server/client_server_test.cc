@@ -192,7 +192,7 @@ TEST_F(ClientServerTest, FlushToFileHoldsTheSameGradientInEachType) {
   StartWithWeights();
   Session session = Open();
   Data data(30);
-  const testing::ScratchFolder folder;
+  const lossd::testing::ScratchFolder folder;
   const std::filesystem::path path = folder.path() / "gradient.safetensors";
   for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
     ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());

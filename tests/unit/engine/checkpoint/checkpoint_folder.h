@@ -42,7 +42,7 @@ class CheckpointFolder {
   }
 
  private:
-  testing::ScratchFolder folder_;
+  lossd::testing::ScratchFolder folder_;
 };
 
 }  // namespace lossd::engine
