@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "lossd/v1/gradient.pb.h"
 #include "lossd/v1/head.pb.h"
 #include "lossd/v1/status.pb.h"
+#include "server/telemetry/common/logging.h"
 #include "server/telemetry/common/service_counters.h"
 
 namespace lossd::rpc {
@@ -75,7 +75,7 @@ std::string Text(const std::string& value, absl::string_view path) {
 }
 
 // Nothing if the message has no such field, or it is at its default.
-std::optional<nlohmann::json> ValueAt(const Message& message, absl::string_view path) {
+std::optional<telemetry::LogValue> ValueAt(const Message& message, absl::string_view path) {
   const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(path, absl::MaxSplits('.', 1));
   const auto [name, below] = parts;
   const FieldDescriptor* const field = message.GetDescriptor()->FindFieldByName(std::string(name));
@@ -107,7 +107,7 @@ const AuditedMethod* FindAudited(std::string_view method) {
 
 void AddFacts(const Message& message, std::vector<telemetry::LogField>* facts) {
   for (const auto& [label, path] : kFacts) {
-    std::optional<nlohmann::json> value = ValueAt(message, path);
+    std::optional<telemetry::LogValue> value = ValueAt(message, path);
     if (!value.has_value()) continue;
     const auto same =
         std::find_if(facts->begin(), facts->end(),

@@ -33,7 +33,7 @@ void StuckRanks::Look(const engine::GroupReport& group) {
     Log(LogLevel::kInfo, "all ranks come on with their commands again: ready");
   } else {
     Log(LogLevel::kWarning, "ranks do not come on with their commands: not ready",
-        {{"ranks", Suspects(group)}});
+        {{"ranks", telemetry::LogValue::Of(Suspects(group))}});
   }
   tell_(ready_);
 }

@@ -13,6 +13,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -117,7 +118,8 @@ void LogStart(const Epoch& epoch) {
   for (int32_t rank = epoch.first_rank(); rank < epoch.end_rank(); ++rank) {
     ranks.push_back({{"rank", rank}, {"pid", epoch.pid(rank)}, {"device", epoch.device(rank)}});
   }
-  Log(LogLevel::kInfo, "started the ranks of a group", {{"epoch", epoch.number()}, {"ranks", ranks}});
+  Log(LogLevel::kInfo, "started the ranks of a group",
+      {{"epoch", epoch.number()}, {"ranks", telemetry::LogValue::Of(ranks)}});
 }
 
 void LogLoss(const Epoch& epoch, const RankEnd& end) {

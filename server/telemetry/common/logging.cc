@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "server/telemetry/common/log_writer.h"
@@ -55,22 +56,17 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-// Invalid UTF-8 in a value must not make a log line fail.
-std::string Dump(const nlohmann::json& value) {
-  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 // A line without its time and level.
 std::string Text(const std::string& event, const std::vector<LogField>& fields) {
   std::string line;
   const int rank = log_rank;
   if (log_format == LogFormat::kJson) {
-    line = "\"event\":" + Dump(event);
-    for (const auto& [name, value] : fields) line += "," + Dump(name) + ":" + Dump(value);
+    line = "\"event\":" + LogValue(event).json();
+    for (const auto& [name, value] : fields) line += "," + LogValue(name).json() + ":" + value.json();
     if (rank >= 0) line += ",\"rank\":" + std::to_string(rank);
   } else {
     line = event;
-    for (const auto& [name, value] : fields) line += " " + std::string(name) + "=" + Dump(value);
+    for (const auto& [name, value] : fields) line += " " + std::string(name) + "=" + value.json();
     if (rank >= 0) line += " rank=" + std::to_string(rank);
   }
   return line;
@@ -86,6 +82,16 @@ std::string DroppedLine(int64_t lines) {
 }
 
 }  // namespace
+
+LogValue::LogValue(double value) : LogValue(Of(value)) {}
+
+LogValue::LogValue(std::string_view text) : LogValue(Of(text)) {}
+
+LogValue LogValue::Of(const nlohmann::json& value) {
+  LogValue made(false);
+  made.json_ = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return made;
+}
 
 void InitLogging(LogFormat format, LogLevel level, std::optional<int> rank) {
   log_format = format;

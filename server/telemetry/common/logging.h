@@ -3,11 +3,13 @@
 #ifndef LOSSD_SERVER_TELEMETRY_COMMON_LOGGING_H_
 #define LOSSD_SERVER_TELEMETRY_COMMON_LOGGING_H_
 
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,7 +24,32 @@ void InitLogging(LogFormat format, LogLevel level, std::optional<int> rank = {})
 // What InitLogging was told; text before.
 LogFormat Format();
 
-using LogField = std::pair<const char*, nlohmann::json>;
+// A value as JSON has it. What is logged is given as it is; only lists of objects take JSON's library.
+class LogValue {
+ public:
+  // NOLINTBEGIN(google-explicit-constructor)
+  LogValue(bool value) : json_(value ? "true" : "false") {}
+  LogValue(std::integral auto value) : json_(std::to_string(value)) {}
+  LogValue(double value);
+  // Bytes that are no UTF-8 are replaced: they must not make a line fail.
+  LogValue(std::string_view text);
+  LogValue(const std::string& text) : LogValue(std::string_view(text)) {}
+  LogValue(const char* text) : LogValue(std::string_view(text)) {}
+  template <typename Value>
+  LogValue(const std::vector<Value>& values) {
+    for (const Value& value : values) json_ += (json_.empty() ? "[" : ",") + LogValue(value).json_;
+    json_ += json_.empty() ? "[]" : "]";
+  }
+  // NOLINTEND(google-explicit-constructor)
+  static LogValue Of(const nlohmann::json& value);
+
+  const std::string& json() const { return json_; }
+
+ private:
+  std::string json_;
+};
+
+using LogField = std::pair<const char*, LogValue>;
 
 // Thread-safe. `event` is a constant sentence without values in it; values are fields.
 void Log(LogLevel level, const std::string& event, std::initializer_list<LogField> fields = {});
