@@ -2,9 +2,11 @@
 
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -14,11 +16,24 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/rpc/calls/call_observer.h"
+#include "server/rpc/calls/call_reports.h"
 #include "server/rpc/calls/methods.h"
 #include "server/rpc/calls/open_calls.h"
 #include "server/rpc/compression.h"
+#include "server/rpc/connections/acceptor.h"
 #include "server/rpc/connections/server_setup.h"
+#include "server/rpc/lanes/relay_service.h"
+#include "server/rpc/replicas/passed_calls.h"
+#include "server/rpc/replicas/replica_set.h"
+#include "server/rpc/services/gradient_service.h"
+#include "server/rpc/services/head_service.h"
+#include "server/rpc/services/loss_service.h"
+#include "server/rpc/services/region_service.h"
+#include "server/rpc/services/status_service.h"
+#include "server/rpc/transport/access.h"
 #include "server/rpc/transport/listen_address.h"
+#include "server/rpc/transport/region_socket.h"
+#include "server/rpc/transport/tls.h"
 #include "server/telemetry/common/logging.h"
 
 namespace lossd::rpc {
@@ -49,9 +64,51 @@ CallReports::TokenNames TokenNamesOf(const std::shared_ptr<const AccessControl>&
   return [access](const CallMetadata& metadata) { return access->NameOf(metadata); };
 }
 
-}  // namespace
+class GrpcServer final : public Server {
+ public:
+  GrpcServer(engine::Engine* engine, const ServerOptions& options);
+  ~GrpcServer() override;
+  // Takes the addresses. Once, before everything else.
+  absl::Status Open(const ServerOptions& options);
 
-Server::Server(engine::Engine* engine, const ServerOptions& options)
+  void Serve() override;
+  int port() const override { return acceptor_.port(); }
+  std::string region_socket_path() const override {
+    return region_socket_ == nullptr ? "" : region_socket_->path();
+  }
+  void SetReady(bool ready) override;
+  void Tick() override { loss_service_.CancelStuckStreams(); }
+  void EndRevokedStreams() override { loss_service_.EndRevokedStreams(); }
+  void Drain(absl::Duration timeout) override;
+
+ private:
+  void RegisterServices(grpc::ServerBuilder& builder);
+  void ServeReplicas();
+  absl::Status Listen(const ServerOptions& options, grpc::ServerBuilder& builder);
+  // Until the drain is over: closes connections as soon as no call is under way.
+  void CloseStrangers();
+
+  engine::Engine* const engine_;
+  const std::unique_ptr<telemetry::ServiceCounters> own_counters_;  // null: the caller has some
+  telemetry::ServiceCounters* const counters_;
+  CallReports reports_;
+  HeadService head_service_;
+  LossService loss_service_;
+  GradientService gradient_service_;
+  StatusService status_service_;
+  RegionService region_service_;
+  std::unique_ptr<RegionSocket> region_socket_;
+  Acceptor acceptor_;
+  RelayService* const relays_;
+  const RelayGroup group_;
+  ReplicaSet* const replicas_;
+  const std::string advertised_host_;
+  std::unique_ptr<PassedCalls> passed_calls_;  // null: all calls are served here
+  bool drained_ = false;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+GrpcServer::GrpcServer(engine::Engine* engine, const ServerOptions& options)
     : engine_(engine),
       own_counters_(options.counters == nullptr ? std::make_unique<telemetry::ServiceCounters>(MethodNames())
                                                 : nullptr),
@@ -76,33 +133,25 @@ Server::Server(engine::Engine* engine, const ServerOptions& options)
       std::make_unique<PassedCalls>([replicas = replicas_] { return replicas->Coordinator(); }, &reports_);
 }
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
-  absl::StatusOr<std::unique_ptr<Server>> server = Open(options, engine);
-  if (!server.ok()) return server;
-  (*server)->Serve();
-  return server;
-}
-
-absl::StatusOr<std::unique_ptr<Server>> Server::Open(const ServerOptions& options, engine::Engine* engine) {
-  std::unique_ptr<Server> server(new Server(engine, options));
-  if (engine->regions().enabled()) {
-    auto socket = RegionSocket::Start(options.region_socket_dir, &engine->regions());
+absl::Status GrpcServer::Open(const ServerOptions& options) {
+  if (engine_->regions().enabled()) {
+    auto socket = RegionSocket::Start(options.region_socket_dir, &engine_->regions());
     if (!socket.ok()) return socket.status();
-    server->region_socket_ = *std::move(socket);
-    server->region_service_.set_socket_path(server->region_socket_->path());
+    region_socket_ = *std::move(socket);
+    region_service_.set_socket_path(region_socket_->path());
   }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  LimitServer(engine->options().chunk_limits, engine->options().staging_bytes, options.connections, builder);
+  LimitServer(engine_->options().chunk_limits, engine_->options().staging_bytes, options.connections,
+              builder);
   RefuseCompression(builder);
-  server->RegisterServices(builder);
-  if (absl::Status status = server->Listen(options, builder); !status.ok()) return status;
-  return server;
+  RegisterServices(builder);
+  return Listen(options, builder);
 }
 
 // Heads and their windows are the coordinator's: other replicas pass calls about them on.
-void Server::RegisterServices(grpc::ServerBuilder& builder) {
+void GrpcServer::RegisterServices(grpc::ServerBuilder& builder) {
   const bool passes_on = passed_calls_ != nullptr;
   Observe(builder, &reports_, passes_on ? CallObserver::PassesOn::kYes : CallObserver::PassesOn::kNo);
   if (passes_on) {
@@ -116,7 +165,7 @@ void Server::RegisterServices(grpc::ServerBuilder& builder) {
   builder.RegisterService(&region_service_);
 }
 
-void Server::ServeReplicas() {
+void GrpcServer::ServeReplicas() {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
@@ -130,7 +179,7 @@ void Server::ServeReplicas() {
       server_->InProcessChannel(arguments));
 }
 
-void Server::Serve() {
+void GrpcServer::Serve() {
   server_->GetHealthCheckService()->SetServingStatus(true);
   if (replicas_ != nullptr) ServeReplicas();
   if (relays_ != nullptr) relays_->Open(&loss_service_, group_);
@@ -138,9 +187,9 @@ void Server::Serve() {
   counters_->serving = true;
 }
 
-void Server::SetReady(bool ready) { server_->GetHealthCheckService()->SetServingStatus(ready); }
+void GrpcServer::SetReady(bool ready) { server_->GetHealthCheckService()->SetServingStatus(ready); }
 
-absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& builder) {
+absl::Status GrpcServer::Listen(const ServerOptions& options, grpc::ServerBuilder& builder) {
   const absl::StatusOr<std::vector<std::string>> addresses = ParseListen(options.listen);
   if (!addresses.ok()) return addresses.status();
   if (const auto check = CheckTls(options.tls); !check.ok()) return check.status();
@@ -155,11 +204,11 @@ absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& b
   return acceptor_.Prepare();
 }
 
-Server::~Server() {
+GrpcServer::~GrpcServer() {
   if (!drained_ && server_ != nullptr) Drain(absl::ZeroDuration());
 }
 
-void Server::Drain(absl::Duration timeout) {
+void GrpcServer::Drain(absl::Duration timeout) {
   drained_ = true;
   const auto deadline = absl::ToChronoTime(absl::Now() + timeout);
   reports_.open_calls().BeginDrain();
@@ -188,7 +237,7 @@ void Server::Drain(absl::Duration timeout) {
 
 // gRPC's Shutdown waits until every client has answered a ping and closed its connection, whether it ever
 // said anything or not. Again and again: what was in the middle of its handshake is a connection later.
-void Server::CloseStrangers() {
+void GrpcServer::CloseStrangers() {
   OpenCalls& calls = reports_.open_calls();
   for (int farewells = 0; calls.AwaitEnd(kTellWatches);) {
     if (!calls.AwaitFarewell(kFarewell, kLastAnswers)) continue;
@@ -201,6 +250,20 @@ void Server::CloseStrangers() {
                      {{"connections", cut}});
     }
   }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Open(const ServerOptions& options, engine::Engine* engine) {
+  auto server = std::make_unique<GrpcServer>(engine, options);
+  if (absl::Status status = server->Open(options); !status.ok()) return status;
+  return server;
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
+  absl::StatusOr<std::unique_ptr<Server>> server = Open(options, engine);
+  if (server.ok()) (*server)->Serve();
+  return server;
 }
 
 }  // namespace lossd::rpc

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "server/engine/device/device_factory.h"
 #include "server/engine/engine.h"
-#include "server/rpc/server.h"
+#include "server/rpc/server_options.h"
 #include "server/startup/exposure.h"
 #include "server/startup/group/group_options.h"
 #include "server/startup/group/rank_lanes.h"

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/rpc/transport/listen_address.h"
+#include "server/rpc/transport/tls.h"
 
 namespace lossd::rpc {
 namespace {

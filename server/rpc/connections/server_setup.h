@@ -9,10 +9,10 @@
 #include <memory>
 #include <string>
 
-#include "absl/time/time.h"
 #include "server/engine/chunk/chunk.h"
+#include "server/rpc/connections/connection_limits.h"
 #include "server/rpc/transport/access.h"
-#include "server/rpc/transport/tls.h"
+#include "server/rpc/transport/tls_files.h"
 
 namespace lossd::rpc {
 
@@ -22,13 +22,6 @@ namespace lossd::rpc {
 // As it is by itself, gRPC 1.51 makes them as large as what came the last time that it did not have to wait
 // for the connection: gigabytes, from who sends without a pause, and beyond 2 GiB it ends the process.
 void BoundReadBuffers();
-
-struct ConnectionLimits {
-  int64_t max_metadata_bytes = 8 << 10;  // of a call's headers, in and out
-  // Clients are told to connect anew after so long, more or less, and cut off after the grace.
-  absl::Duration max_age = absl::InfiniteDuration();
-  absl::Duration max_age_grace = absl::Minutes(10);
-};
 
 // `staging_bytes`: what sessions may have under way together.
 void LimitServer(const engine::ChunkLimits& chunks, int64_t staging_bytes,

@@ -39,7 +39,7 @@ class SettleCall final : public grpc::ServerBidiReactor<group::v1::SettleRequest
 
 }  // namespace
 
-void RelayService::Open(LossService* loss, RelayedRequests::Group group) {
+void RelayService::Open(LossService* loss, RelayGroup group) {
   const engine::MutexLock lock(mutex_);
   loss_ = loss;
   group_ = std::move(group);

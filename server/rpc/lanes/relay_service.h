@@ -30,7 +30,7 @@ class RelayService final
   explicit RelayService(Check check) : check_(std::move(check)) {}
 
   // `loss` outlives the relays, which it can wait for (LossService::AwaitRelayed).
-  void Open(LossService* loss, RelayedRequests::Group group) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Open(LossService* loss, RelayGroup group) ABSL_LOCKS_EXCLUDED(mutex_);
   // No relay begins any more.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -44,7 +44,7 @@ class RelayService final
   RelayRecords records_;
   engine::Mutex mutex_;  // not held with those of streams
   LossService* loss_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  std::optional<RelayedRequests::Group> group_ ABSL_GUARDED_BY(mutex_);
+  std::optional<RelayGroup> group_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lossd::rpc

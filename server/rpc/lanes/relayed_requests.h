@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "server/engine/group/rank_channel.h"
 #include "server/rpc/compute/compute_requests.h"
+#include "server/rpc/lanes/relay_group.h"
 #include "server/rpc/lanes/relay_records.h"
 #include "server/rpc/lanes/relay_wire.h"
 
@@ -16,14 +16,8 @@ namespace lossd::rpc {
 
 class RelayedRequests final : public ComputeRequests {
  public:
-  struct Group {
-    std::shared_ptr<engine::RankChannel> ranks;
-    int64_t epoch = 1;
-    int32_t count = 2;  // of ranks
-  };
-
   // `records` outlives it.
-  RelayedRequests(Group group, RelayRecords* records) : group_(std::move(group)), records_(records) {}
+  RelayedRequests(RelayGroup group, RelayRecords* records) : group_(std::move(group)), records_(records) {}
 
   absl::Status Parse(grpc::ByteBuffer* bytes, wire::ReceivedRequest* request) override;
   absl::Status CheckSession(bool deterministic) const override;
@@ -36,7 +30,7 @@ class RelayedRequests final : public ComputeRequests {
  private:
   absl::Status TakeHello(const std::optional<RelayId>& hello);
 
-  const Group group_;
+  const RelayGroup group_;
   RelayRecords* const records_;
   std::optional<RelayKey> key_;
   std::string peer_;          // the client's

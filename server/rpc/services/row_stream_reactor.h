@@ -18,6 +18,7 @@
 #include "server/engine/device/weight_buffers.h"
 #include "server/engine/memory/payload.h"
 #include "server/rpc/convert/convert.h"
+#include "server/rpc/convert/row_messages.h"
 
 namespace lossd::rpc {
 
@@ -25,9 +26,6 @@ namespace lossd::rpc {
 inline int64_t BiasRowBytes(const engine::HeadConfig& head) {
   return head.bias ? kernels::SizeOf(kernels::DataType::kFloat32) : 0;
 }
-
-// A message of rows has so many: fewer than the 4 MiB that gRPC clients accept by default.
-inline constexpr int64_t kRowMessageBytes = int64_t{2} << 20;
 
 // Owns itself until gRPC is done.
 class RowStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {

@@ -14,18 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/rpc/transport/file_watch.h"
+#include "server/rpc/transport/tls_files.h"
 
 namespace lossd::rpc {
-
-// Paths of PEM files. Without a certificate there is no TLS.
-struct TlsFiles {
-  std::string certificate;  // the server's, with intermediate ones behind it
-  std::string key;
-  // Authorities whose clients are let in; empty: every client is, and none is asked for a certificate.
-  std::string client_ca;
-
-  bool enabled() const { return !certificate.empty(); }
-};
 
 struct TlsCheck {
   absl::Time not_after;                    // when the certificate expires

@@ -10,7 +10,7 @@
 #include "server/engine/device/head_backend.h"
 #include "server/rpc/group/group_leader.h"
 #include "server/rpc/lanes/relay_service.h"
-#include "server/rpc/server.h"
+#include "server/rpc/server_options.h"
 #include "server/startup/group/group_options.h"
 #include "server/startup/group/rank_connections.h"
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lossd/client.h"
+#include "server/rpc/transport/region_socket.h"
 #include "tests/integration/regions/region_fixture.h"
 #include "tests/support/wait.h"
 
