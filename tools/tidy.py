@@ -31,7 +31,7 @@ GCC_ONLY = re.compile(r" (-fno-gnu-unique|--param \S+)(?!\S)")  # options that c
 GENERATED = re.compile(r"\.pb\.h$")
 OF_ONE_FILE = re.compile(r" -o (?P<object>\S+) -c \S+$")  # what differs between the commands of a target's sources
 MOST_TOGETHER = 12
-MOST_RECENT = 80  # sources of the last commits that are looked at alone: a clone may have one commit for everything
+MOST_RECENT = 40  # sources of the last commits that are looked at alone: a clone may have one commit for everything
 
 
 class Hasher:
