@@ -29,8 +29,8 @@ with 'all', or by name:
   attack       hostile clients and a network that fails, for a bounded time: memory stays within bounds, every bit is right
   hosts        a group over four hosts, with a slow network that loses packets and is cut: they are network namespaces, so this takes
                root and /dev/net/tun
-  asan         the server, the client library and the CPU device under AddressSanitizer and UndefinedBehaviorSanitizer: unit without
-               users' tools and examples, and what quick has more
+  asan         the tests of quick, without those of lossctl, lossd-perf and train_lm, under AddressSanitizer and
+               UndefinedBehaviorSanitizer
   tsan         the tests of the server's concurrent parts under ThreadSanitizer
   fuzz         parsers of bytes from outside, each over its corpus and some seconds of mutations (longer: tools/fuzz.sh)
   tidy         clang-tidy over every source file (those unchanged since they last passed are skipped)

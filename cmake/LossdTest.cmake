@@ -7,7 +7,7 @@
 # of its own: lossd::engine::step_test.
 #   TESTS      test files, without .cc, that come out of LIBRARIES
 #   LABELS     unit, conformance, integration, bench, deploy, gpu, attack, hosts, model or nightly; and core, for what
-#              `./check.sh quick` and the one with AddressSanitizer run: unit tests have it by themselves
+#              `./check.sh quick` runs, and `asan` of what is in its tree: unit tests have it by themselves
 #   TSAN       the test files, without .cc, that also run under ThreadSanitizer
 #   TIMEOUT    a guard against hangs, never an assertion
 #   COST       what takes long is begun first, so that nothing is left to run alone in the end

@@ -2,8 +2,8 @@
 """Runs clang-tidy over the project's sources, several at once, skipping those that passed before and have not changed.
 
 Sources that are compiled alike are looked at as one text, because their headers take most of the time. Where something is found in
-such a text, or its parts use a name twice, each of them is looked at by itself, and only that is said. So is every source that the last
-commits or nobody's commit have changed: what it includes must be enough for it, and in one text its neighbours could help out.
+such a text, or its parts use a name twice, each of them is looked at by itself, and only that is said. So are MOST_RECENT sources that
+the last commits or nobody's commit have changed: what each includes must be enough for it, and in one text its neighbours could help out.
 
 A source counts as unchanged while its own text, that of every header of the project it includes (however deep), with generated ones
 that of the .proto files, the compile command, .clang-tidy and the version of clang-tidy are the same; the hash of all that is kept in the user's cache folder

@@ -20,7 +20,7 @@ class Server {
   // no thread can be started, ALREADY_EXISTS if a socket file is in use, INVALID_ARGUMENT if addresses or TLS
   // files are not acceptable.
   static absl::StatusOr<std::unique_ptr<Server>> Open(const ServerOptions& options, engine::Engine* engine);
-  // Both.
+  // Open() and Serve().
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, engine::Engine* engine);
   // Drains without patience if Drain was not called.
   virtual ~Server() = default;

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "server/rpc/group/group_credentials.h"
 #include "server/startup/group/group_options.h"
-#include "server/startup/group/rank_lanes.h"
+#include "server/startup/group/lane_place.h"
 
 namespace lossd {
 

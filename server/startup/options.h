@@ -13,7 +13,7 @@
 #include "server/rpc/server_options.h"
 #include "server/startup/exposure.h"
 #include "server/startup/group/group_options.h"
-#include "server/startup/group/rank_lanes.h"
+#include "server/startup/group/lane_place.h"
 #include "server/startup/head_entry.h"
 #include "server/startup/replicas/replica_options.h"
 #include "server/telemetry/common/logging.h"

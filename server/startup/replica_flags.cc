@@ -8,6 +8,7 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/checkpoint/checkpoint.h"
+#include "server/engine/chunk/head_config.h"
 #include "server/rpc/transport/listen_address.h"
 #include "server/startup/flag_checks.h"
 #include "server/startup/group/network_interface.h"

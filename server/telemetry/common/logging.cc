@@ -88,7 +88,7 @@ LogValue::LogValue(double value) : LogValue(Of(value)) {}
 LogValue::LogValue(std::string_view text) : LogValue(Of(text)) {}
 
 LogValue LogValue::Of(const nlohmann::json& value) {
-  LogValue made(false);
+  LogValue made;
   made.json_ = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return made;
 }

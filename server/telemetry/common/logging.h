@@ -4,6 +4,7 @@
 #define LOSSD_SERVER_TELEMETRY_COMMON_LOGGING_H_
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
@@ -24,17 +25,21 @@ void InitLogging(LogFormat format, LogLevel level, std::optional<int> rank = {})
 // What InitLogging was told; text before.
 LogFormat Format();
 
-// A value as JSON has it. What is logged is given as it is; only lists of objects take JSON's library.
+// The value of a log field, kept as its text in JSON. Numbers, strings and lists of them convert by
+// themselves; a list of objects is made with nlohmann::json and passed to Of(). What is no number in JSON
+// (infinity) is null.
 class LogValue {
  public:
   // NOLINTBEGIN(google-explicit-constructor)
-  LogValue(bool value) : json_(value ? "true" : "false") {}
-  LogValue(std::integral auto value) : json_(std::to_string(value)) {}
+  LogValue(std::same_as<bool> auto value) : json_(value ? "true" : "false") {}
+  template <std::integral Integer>
+  requires(!std::same_as<Integer, bool>) LogValue(Integer value) : json_(std::to_string(value)) {}
   LogValue(double value);
   // Bytes that are no UTF-8 are replaced: they must not make a line fail.
   LogValue(std::string_view text);
   LogValue(const std::string& text) : LogValue(std::string_view(text)) {}
   LogValue(const char* text) : LogValue(std::string_view(text)) {}
+  LogValue(std::nullptr_t) = delete;
   template <typename Value>
   LogValue(const std::vector<Value>& values) {
     for (const Value& value : values) json_ += (json_.empty() ? "[" : ",") + LogValue(value).json_;
@@ -46,6 +51,8 @@ class LogValue {
   const std::string& json() const { return json_; }
 
  private:
+  LogValue() = default;
+
   std::string json_;
 };
 
