@@ -6,9 +6,9 @@ usage: tools/check_report.py watch SPEEDS PARENT
                                                                [--pytest REPORT LOG]...
        tools/check_report.py table OUT SECONDS BUDGETS SUITE...
 
-`watch` adds a line to SPEEDS every quarter of a minute, for as long as the process PARENT, which started it, lives: the time, and how
-fast a processor packs bytes then, beside all that runs. A processor may be half as fast for minutes, because of what its machine does
-for others. A speed is 1 at most.
+`watch` adds a line to SPEEDS every half minute, for as long as the process PARENT, which started it, lives: the time, and how fast a
+processor compiles a text then, beside all that runs. A processor may be half as fast for minutes, because of what its machine does for
+others; what fits in a small cache does not notice. A speed is 1 at most, and where there is no compiler.
 
 `suite` writes what a suite has shown to OUT. TESTS is what CTest says of its tests (--show-only=json-v1): GTEST_OUTPUT is where a
 GoogleTest program leaves a report of its own. Its tests count one by one, other programs as one test. A test that was skipped, or a
@@ -31,18 +31,21 @@ import itertools
 import json
 import os
 import re
+import resource
 import statistics
+import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-import zlib
 
 SLOWEST = 10
 STACK_LINES = 40
 LEEWAY = 1.25  # of a budget
 LEAST_SPEED = 0.5  # that a budget is divided by
-PACKING_SECONDS = 0.055  # what packing takes where `speed` is 1, beside a compiler on each processor
-SECONDS_BETWEEN_SPEEDS = 15
+COMPILER = ("g++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-")
+COMPILED = "#include <functional>\n#include <memory>\n"
+COMPILING_SECONDS = 0.75  # what that takes where `speed` is 1
+SECONDS_BETWEEN_SPEEDS = 30
 UNCHANGED = "unchanged since it passed"  # what tests/test_main.cc prints
 UNREADABLE = (OSError, ValueError, KeyError, ElementTree.ParseError)
 
@@ -141,10 +144,13 @@ def write(path, content, **options):
 
 def measured_speed():
     """How fast a processor is now, by the processor seconds of a fixed piece of work; 1 at most."""
-    began = time.process_time()
-    for round_ in range(2):
-        zlib.compress(b"".join((each * 2654435761 + round_).to_bytes(8, "little") for each in range(1 << 15)), 6)
-    return min(1.0, PACKING_SECONDS / (time.process_time() - began))
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        subprocess.run(COMPILER, input=COMPILED, text=True, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 1.0
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return min(1.0, COMPILING_SECONDS / (ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime))
 
 
 def watch(arguments):
