@@ -12,7 +12,7 @@
 
 namespace lossd::rpc {
 
-// An interface, so that those who start it do not read the services' headers.
+// Server is an interface, so that its users do not compile the headers of the services.
 class Server {
  public:
   // Takes the addresses. Clients that connect wait until Serve(), so that nothing has happened yet if the

@@ -1,4 +1,4 @@
-// What a server for clients is told when it starts.
+// Options of rpc::Server.
 #ifndef LOSSD_SERVER_RPC_SERVER_OPTIONS_H_
 #define LOSSD_SERVER_RPC_SERVER_OPTIONS_H_
 

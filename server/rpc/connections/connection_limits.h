@@ -1,4 +1,4 @@
-// What a connection of a client may take.
+// Limits of a client's connection: bytes of metadata, and age.
 #ifndef LOSSD_SERVER_RPC_CONNECTIONS_CONNECTION_LIMITS_H_
 #define LOSSD_SERVER_RPC_CONNECTIONS_CONNECTION_LIMITS_H_
 

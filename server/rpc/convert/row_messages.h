@@ -1,4 +1,4 @@
-// How long the messages of a stream of rows are.
+// Size of the messages in a stream of rows.
 #ifndef LOSSD_SERVER_RPC_CONVERT_ROW_MESSAGES_H_
 #define LOSSD_SERVER_RPC_CONVERT_ROW_MESSAGES_H_
 

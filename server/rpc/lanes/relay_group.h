@@ -1,4 +1,4 @@
-// The ranks from which lanes are passed on to the leader.
+// The group whose ranks relay lanes of clients to the leader.
 #ifndef LOSSD_SERVER_RPC_LANES_RELAY_GROUP_H_
 #define LOSSD_SERVER_RPC_LANES_RELAY_GROUP_H_
 

@@ -25,9 +25,9 @@ void InitLogging(LogFormat format, LogLevel level, std::optional<int> rank = {})
 // What InitLogging was told; text before.
 LogFormat Format();
 
-// The value of a log field, kept as its text in JSON. Numbers, strings and lists of them convert by
-// themselves; a list of objects is made with nlohmann::json and passed to Of(). What is no number in JSON
-// (infinity) is null.
+// The value of a log field, kept as its text in JSON. Numbers, strings and lists of them convert implicitly.
+// A list of objects is made with nlohmann::json and passed to Of(). Infinity and NaN, which JSON does not
+// have, become null.
 class LogValue {
  public:
   // NOLINTBEGIN(google-explicit-constructor)
