@@ -190,6 +190,7 @@ class CallRecorder::Call final : public grpc::experimental::Interceptor {
       if (cut_) *status = *cut_;
       if (cut_) return;
     }
+    if (method_ == "Compute" && !status->ok()) recorder_->NoteBroken(*status);
     if (!status->ok() || !has_one_answer_) return;
     if (const auto lost = recorder_->TakeFault(&recorder_->lost_, method_)) *status = *lost;
   }
@@ -306,6 +307,11 @@ void CallRecorder::Started(const std::string& method) {
   if (method == "CommitFlush") ++observed_.commits;
   if (method == "AbortFlush") ++observed_.aborts;
   if (method == "WriteWeights") ++observed_.weight_write_streams;
+}
+
+void CallRecorder::NoteBroken(const grpc::Status& status) {
+  const std::lock_guard lock(mutex_);
+  observed_.broken_streams.push_back(std::to_string(status.error_code()) + ": " + status.error_message());
 }
 
 void CallRecorder::Note(const std::string& method, const grpc::ByteBuffer& message) {

@@ -62,7 +62,8 @@ TEST_F(SessionPlacesTest, LanesAreSpreadOverThem) {
   Compute(session);
   EXPECT_THAT(TargetsOf(session), ElementsAre(server_.target(), other_, server_.target()));
   for (const LanePlace& place : session.lane_places()) EXPECT_TRUE(place.why_not_elsewhere.ok());
-  EXPECT_EQ(server_.observed().streams, kLanes);
+  const auto observed = server_.observed();
+  EXPECT_EQ(observed.streams, kLanes) << ::testing::PrintToString(observed.broken_streams);
   EXPECT_EQ(session.reconnects(), 0);
 }
 
