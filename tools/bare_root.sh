@@ -19,7 +19,7 @@ Packages and wheels are kept between calls in \${XDG_CACHE_HOME:-~/.cache}/lossd
 Exit status: COMMAND's; 125 if the root could not be made, 2 for arguments that it does not know.
 
   tools/bare_root.sh ./quickstart.sh        # the first ten minutes on a bare machine
-  tools/bare_root.sh './check.sh all'       # what CI runs
+  tools/bare_root.sh './check.sh --cuda all'
 END
 }
 

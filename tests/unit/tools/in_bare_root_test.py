@@ -53,9 +53,10 @@ class InBareRoot(unittest.TestCase):
 
     def test_what_is_cut_short_fails_with_what_had_failed(self):
         for suite, said in FAILURES:
-            done, _ = self.run_with(suite, said, 124)
+            done, last = self.run_with(suite, said, 124)
             self.assertEqual(done.returncode, 1, said)
             self.assertIn(said, done.stdout)
+            self.assertTrue(last.startswith(f"--no-setup {suite}"), last)
 
     def test_what_is_cut_short_passes_where_nothing_had_failed(self):
         for suite, said in WITHOUT_FAILURE.items():
