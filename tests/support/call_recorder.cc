@@ -190,7 +190,7 @@ class CallRecorder::Call final : public grpc::experimental::Interceptor {
       if (cut_) *status = *cut_;
       if (cut_) return;
     }
-    if (method_ == "Compute" && !status->ok()) recorder_->NoteBroken(*status);
+    if (method_ == "Compute") recorder_->NoteStreamEnd(*status);
     if (!status->ok() || !has_one_answer_) return;
     if (const auto lost = recorder_->TakeFault(&recorder_->lost_, method_)) *status = *lost;
   }
@@ -309,9 +309,9 @@ void CallRecorder::Started(const std::string& method) {
   if (method == "WriteWeights") ++observed_.weight_write_streams;
 }
 
-void CallRecorder::NoteBroken(const grpc::Status& status) {
+void CallRecorder::NoteStreamEnd(const grpc::Status& status) {
   const std::lock_guard lock(mutex_);
-  observed_.broken_streams.push_back(std::to_string(status.error_code()) + ": " + status.error_message());
+  observed_.stream_ends.push_back(std::to_string(status.error_code()) + ": " + status.error_message());
 }
 
 void CallRecorder::Note(const std::string& method, const grpc::ByteBuffer& message) {

@@ -64,8 +64,8 @@ class CallRecorder {
     std::vector<int> chunk_lanes;   // of each of `chunks`
     int64_t peak_outstanding = 0;   // chunks of one stream that were not answered
     int streams = 0;
-    std::vector<std::string> broken_streams;  // how those ended that no script has cut
-    int commits = 0;                          // calls of CommitFlush
+    std::vector<std::string> stream_ends;  // of those that no script has cut
+    int commits = 0;                       // calls of CommitFlush
     int aborts = 0;
     std::vector<int64_t> gradient_first_rows;
     int weight_write_streams = 0;
@@ -122,7 +122,7 @@ class CallRecorder {
   void Started(const std::string& method);
   void Note(const std::string& method, const grpc::ByteBuffer& message);
   void NoteStream(int lane);
-  void NoteBroken(const grpc::Status& status);
+  void NoteStreamEnd(const grpc::Status& status);
   void NoteChunk(int lane, const v1::Chunk& chunk);
   void NoteOutstanding(int64_t chunks);
   Fate FateOf(const std::string& session_id, int lane, uint64_t sequence);

@@ -12,9 +12,9 @@
 
 #include "lossd/client.h"
 #include "lossd/v1/head.pb.h"
-#include "tests/integration/server/test_server.h"
 #include "tests/support/call_recorder.h"
 #include "tests/support/session_data.h"
+#include "tests/support/test_server.h"
 #include "tests/support/whole_number_device.h"
 #include "tests/unit/rpc/held_port.h"
 

@@ -1,4 +1,4 @@
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 
 #include <cstdlib>
 #include <cstring>

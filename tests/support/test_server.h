@@ -1,7 +1,7 @@
 // A whole lossd in the test's own process, reached through real gRPC on loopback, and the few calls that
 // tests make of it.
-#ifndef LOSSD_TESTS_INTEGRATION_SERVER_TEST_SERVER_H_
-#define LOSSD_TESTS_INTEGRATION_SERVER_TEST_SERVER_H_
+#ifndef LOSSD_TESTS_SUPPORT_TEST_SERVER_H_
+#define LOSSD_TESTS_SUPPORT_TEST_SERVER_H_
 
 #include <grpcpp/grpcpp.h>
 
@@ -126,4 +126,4 @@ std::vector<float> Flush(Stubs& stubs, const std::string& head);
 
 }  // namespace lossd::testing
 
-#endif  // LOSSD_TESTS_INTEGRATION_SERVER_TEST_SERVER_H_
+#endif  // LOSSD_TESTS_SUPPORT_TEST_SERVER_H_

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/server/test_server.h"
 #include "tests/integration/tls/certificates.h"
 #include "tests/proxy/fault_proxy.h"
+#include "tests/support/test_server.h"
 #include "tests/support/wait.h"
 
 namespace lossd::certificate_rotation_test {

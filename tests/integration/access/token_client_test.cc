@@ -16,7 +16,7 @@
 #include "client/src/connection/call_metadata.h"
 #include "lossd/client.h"
 #include "server/rpc/transport/access.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 #include "tests/support/wait.h"
 #include "tests/unit/rpc/no_files.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "grpcpp/generic/generic_stub.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 #include "tests/support/wait.h"
 
 namespace lossd::testing::call_observer_test {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 #include "tests/support/wait.h"
 
 namespace lossd::client_trace_test {

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/server/test_server.h"
 #include "tests/support/call_recorder.h"
 #include "tests/support/scratch_folder.h"
 #include "tests/support/session_data.h"
 #include "tests/support/session_fixture.h"
+#include "tests/support/test_server.h"
 
 namespace lossd::session_places_test {
 namespace {
@@ -63,7 +63,7 @@ TEST_F(SessionPlacesTest, LanesAreSpreadOverThem) {
   EXPECT_THAT(TargetsOf(session), ElementsAre(server_.target(), other_, server_.target()));
   for (const LanePlace& place : session.lane_places()) EXPECT_TRUE(place.why_not_elsewhere.ok());
   const auto observed = server_.observed();
-  EXPECT_EQ(observed.streams, kLanes) << ::testing::PrintToString(observed.broken_streams);
+  EXPECT_EQ(observed.streams, kLanes) << ::testing::PrintToString(observed.stream_ends);
   EXPECT_EQ(session.reconnects(), 0);
 }
 

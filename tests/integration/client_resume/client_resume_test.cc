@@ -2,9 +2,6 @@
 // run, bit by bit where one lane fixes the order of the sums.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,8 +16,9 @@
 
 #include "lossd/client.h"
 #include "tests/integration/client_resume/numbered_chunks.h"
-#include "tests/integration/server/test_server.h"
 #include "tests/proxy/fault_proxy.h"
+#include "tests/support/program.h"
+#include "tests/support/test_server.h"
 #include "tests/support/wait.h"
 
 namespace lossd::client_resume_test {
@@ -112,28 +110,18 @@ class ClientResumeTest : public ::testing::Test {
   std::vector<float> gradient_;
 };
 
-pid_t StartWorker(const std::string& target, const std::string& client_key, int32_t lanes) {
-  std::vector<std::string> arguments{RESUME_WORKER, target, client_key, std::to_string(lanes)};
-  char* const pointers[] = {arguments[0].data(), arguments[1].data(), arguments[2].data(),
-                            arguments[3].data(), nullptr};
-  pid_t pid = -1;
-  EXPECT_EQ(posix_spawn(&pid, RESUME_WORKER, nullptr, nullptr, pointers, environ), 0);
-  return pid;
-}
-
 // Kills the worker a random moment after the server has added `chunks` more chunks. False if it had finished
 // before.
-bool KillWorkerAfter(TestServer& server, pid_t pid, uint64_t chunks, std::chrono::microseconds delay) {
+bool KillWorkerAfter(TestServer& server, testing::Program& worker, uint64_t chunks,
+                     std::chrono::microseconds delay) {
   const uint64_t target = server.engine().counters().chunks_accumulated + chunks;
-  siginfo_t ended{};
   testing::Await("chunks of the worker", [&] {
-    EXPECT_EQ(waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOHANG | WNOWAIT), 0);
-    return ended.si_pid == pid || server.engine().counters().chunks_accumulated >= target;
+    return worker.HasEnded() || server.engine().counters().chunks_accumulated >= target;
   });
-  if (ended.si_pid == 0) std::this_thread::sleep_for(delay);
-  kill(pid, SIGKILL);
-  const int status = testing::AwaitEnd("the worker to end", pid);
-  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) return true;
+  if (!worker.HasEnded()) std::this_thread::sleep_for(delay);
+  worker.Signal(SIGKILL);
+  const int status = worker.AwaitEnd();
+  if (status == -SIGKILL) return true;
   EXPECT_EQ(status, 0) << "the worker failed";
   return false;
 }
@@ -154,8 +142,8 @@ TEST_P(ClientLanesResumeTest, KilledAtFiftyRandomPointsTheGradientIsTheSame) {
     std::uniform_int_distribution<uint64_t> position(0, kChunks - 1);
     uint64_t next = position(random);
     for (bool killed = true; killed;) {
-      const pid_t pid = StartWorker(server_->target(), client_key, lanes);
-      killed = KillWorkerAfter(*server_, pid, next, std::chrono::microseconds(delay_microseconds(random)));
+      testing::Program worker({RESUME_WORKER, server_->target(), client_key, std::to_string(lanes)});
+      killed = KillWorkerAfter(*server_, worker, next, std::chrono::microseconds(delay_microseconds(random)));
       kills += static_cast<int>(killed);
       // Most of the time the second process is left alone: more chunks than there are never come.
       next = random() % 4 == 0 ? position(random) / 3 : kChunks + 1;

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/server/test_server.h"
 #include "tests/proxy/fault_proxy.h"
+#include "tests/support/test_server.h"
 
 namespace lossd::deterministic_test {
 namespace {

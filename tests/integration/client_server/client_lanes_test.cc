@@ -8,7 +8,7 @@
 
 #include "lossd/client.h"
 #include "tests/integration/client_server/client_server_fixture.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 
 namespace lossd::client_lanes_test {
 namespace {

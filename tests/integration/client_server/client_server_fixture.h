@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 
 namespace lossd::testing {
 

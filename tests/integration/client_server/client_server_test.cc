@@ -15,8 +15,8 @@
 #include "client/src/common/safetensors_type.h"
 #include "lossd/client.h"
 #include "tests/integration/client_server/client_server_fixture.h"
-#include "tests/integration/server/test_server.h"
 #include "tests/support/scratch_folder.h"
+#include "tests/support/test_server.h"
 
 namespace lossd::client_server_test {
 namespace {

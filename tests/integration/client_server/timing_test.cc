@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 
 namespace lossd::timing_test {
 namespace {

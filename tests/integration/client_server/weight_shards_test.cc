@@ -1,21 +1,21 @@
 // A weight that is sharded among ranks goes in and comes out shard by shard: whole, of one version, whoever
 // restarts, overlaps or is missing.
 #include <gmock/gmock.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdio>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/integration/client_server/weight_ranks.h"
+#include "tests/support/program.h"
 #include "tests/support/wait.h"
 
 namespace lossd::testing::weight_shards_test {
@@ -221,16 +221,12 @@ TEST_F(WeightShardsTest, NoReaderSeesTwoVersionsAtOnce) {
 constexpr int64_t kLargeVocab = 24 * 1024;
 constexpr int64_t kLargeHidden = 512;  // 48 MiB in fp32
 
-// Its output, and its exit status behind it.
-std::string RunRank(const std::string& target, const Shard& shard, const std::string& more = "") {
-  const std::string command = absl::StrCat(WEIGHT_RANK_WORKER, " ", target, " large 'step 1' ",
-                                           shard.first_row, " ", shard.rows, " 7 ", more);
-  FILE* pipe = popen(command.c_str(), "r");
-  EXPECT_NE(pipe, nullptr);
-  std::array<char, 256> buffer{};
-  std::string output;
-  while (fgets(buffer.data(), buffer.size(), pipe) != nullptr) output += buffer.data();
-  return absl::StrCat(output, "exit ", WEXITSTATUS(pclose(pipe)));
+Ended RunRank(const std::string& target, const Shard& shard, const std::string& last_words = "") {
+  std::vector<std::string> words = {
+      WEIGHT_RANK_WORKER,         target, "large", "step 1", std::to_string(shard.first_row),
+      std::to_string(shard.rows), "7"};
+  if (!last_words.empty()) words.push_back(last_words);
+  return RunProgram(std::move(words));
 }
 
 TEST_F(WeightShardsTest, ProcessesWriteTheirShardsThoughOneDiesAndNoneNeedsMemoryForMore) {
@@ -243,16 +239,16 @@ TEST_F(WeightShardsTest, ProcessesWriteTheirShardsThoughOneDiesAndNoneNeedsMemor
                                 .frozen = true})
                   .ok());
   const std::vector<Shard> shards = {{0, 10'000}, {10'000, 8'576}, {18'576, 6'000}};
-  EXPECT_EQ(RunRank(server_->target(), shards[1], "die"), "exit 9");
-  std::vector<std::string> outputs(shards.size());
+  EXPECT_EQ(RunRank(server_->target(), shards[1], "die").status, 9);
+  std::vector<Ended> ranks(shards.size());
   std::vector<std::thread> threads;
   for (size_t i = 0; i < shards.size(); ++i) {
-    threads.emplace_back([&, i] { outputs[i] = RunRank(server_->target(), shards[i]); });
+    threads.emplace_back([&, i] { ranks[i] = RunRank(server_->target(), shards[i]); });
   }
   for (std::thread& thread : threads) thread.join();
   for (size_t i = 0; i < shards.size(); ++i) {
-    EXPECT_THAT(outputs[i], HasSubstr("exit 0"));
-    std::istringstream stream(outputs[i]);
+    EXPECT_EQ(ranks[i].status, 0) << ranks[i].output;
+    std::istringstream stream(ranks[i].output);
     uint64_t version = 0;
     int64_t grown = 0;
     stream >> version >> grown;

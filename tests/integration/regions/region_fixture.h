@@ -12,7 +12,7 @@
 #include <string>
 
 #include "client/src/regions/region_lease.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 
 namespace lossd::testing {
 

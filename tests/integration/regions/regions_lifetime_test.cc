@@ -1,10 +1,7 @@
 // When a region ends, and that nothing of it stays behind: clients that die, leases that end, many at once.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
@@ -17,6 +14,7 @@
 #include "lossd/client.h"
 #include "server/rpc/transport/region_socket.h"
 #include "tests/integration/regions/region_fixture.h"
+#include "tests/support/program.h"
 #include "tests/support/wait.h"
 
 namespace lossd::testing::regions_lifetime_test {
@@ -49,15 +47,11 @@ class RegionsLifetimeTest : public ::testing::Test {
 TEST_F(RegionsLifetimeTest, AKilledClientsRegionGoesAlthoughItsChunksAreUnderWay) {
   for (int round = 0; round < 5; ++round) {
     const uint64_t before = server_.engine().counters().chunks_accumulated;
-    std::string program = REGION_WORKER;
-    std::string target = server_.target();
-    char* const arguments[] = {program.data(), target.data(), nullptr};
-    pid_t pid = -1;
-    ASSERT_EQ(posix_spawn(&pid, program.c_str(), nullptr, nullptr, arguments, environ), 0);
+    Program client({REGION_WORKER, server_.target()});
     Await("chunks", [&] { return server_.engine().counters().chunks_accumulated > before + 20; });
     EXPECT_EQ(RegionsInUse(server_), 1);
-    ASSERT_EQ(kill(pid, SIGKILL), 0);
-    EXPECT_TRUE(WIFSIGNALED(AwaitEnd("the client to end", pid)));
+    client.Signal(SIGKILL);
+    EXPECT_EQ(client.AwaitEnd(), -SIGKILL);
     AwaitNothingLeft();
   }
 }

@@ -2,11 +2,12 @@
 #ifndef LOSSD_TESTS_INTEGRATION_RESTART_LOSSD_PROCESS_H_
 #define LOSSD_TESTS_INTEGRATION_RESTART_LOSSD_PROCESS_H_
 
-#include <sys/types.h>
-
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tests/support/program.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/unit/rpc/held_port.h"
 
 namespace lossd::testing {
@@ -15,9 +16,6 @@ namespace lossd::testing {
 class LossdProcess {
  public:
   explicit LossdProcess(std::vector<std::string> flags = {});
-  ~LossdProcess();  // killed, if it runs; the folder goes with it
-  LossdProcess(const LossdProcess&) = delete;
-  LossdProcess& operator=(const LossdProcess&) = delete;
 
   // With --restore; serves when it returns.
   void Start();
@@ -26,15 +24,13 @@ class LossdProcess {
   void Kill();
 
   std::string target() const { return port_.address(); }
-  std::string checkpoint_dir() const { return folder_ + "/checkpoints"; }
+  std::string checkpoint_dir() const { return folder_.File("checkpoints"); }
 
  private:
-  int Wait();
-
-  std::string folder_;
-  std::vector<std::string> flags_;
+  const ScratchFolder folder_;
+  const std::vector<std::string> flags_;
   const HeldPort port_;
-  pid_t process_ = 0;
+  std::optional<Program> process_;
 };
 
 }  // namespace lossd::testing

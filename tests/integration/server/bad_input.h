@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "server/engine/common/errors.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 
 namespace lossd::testing {
 

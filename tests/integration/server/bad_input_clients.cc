@@ -2,13 +2,12 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "tests/integration/server/bad_input.h"
+#include "tests/support/program.h"
 #include "tests/support/scratch_folder.h"
 #include "tests/support/wait.h"
 
@@ -123,32 +123,13 @@ Outcome Garbage(Environment& environment) {
 
 // lossctl with a limit on file size, which is what a full disk looks like to it.
 Outcome FlushToAFullDisk(Environment& environment) {
-  std::array<int, 2> channel{};
-  if (pipe(channel.data()) != 0) return {0, "no pipe"};
-  const std::string server = environment.server().target();
   const ScratchFolder folder;
   const std::string out = folder.File("full_disk.safetensors");
-  const pid_t child = fork();
-  if (child == 0) {
-    const rlimit limit{1024, 1024};
-    setrlimit(RLIMIT_FSIZE, &limit);
-    signal(SIGXFSZ, SIG_IGN);
-    dup2(channel[1], STDERR_FILENO);
-    dup2(channel[1], STDOUT_FILENO);
-    close(channel[0]);
-    execl(LOSSCTL_BINARY, "lossctl", "--server", server.c_str(), "flush", "h", "--out", out.c_str(), nullptr);
-    _exit(127);
-  }
-  close(channel[1]);
-  Outcome outcome;
-  std::array<char, 512> buffer{};
-  for (ssize_t n = 0; (n = read(channel[0], buffer.data(), buffer.size())) > 0;) {
-    outcome.message.append(buffer.data(), static_cast<size_t>(n));
-  }
-  close(channel[0]);
-  const int status = AwaitEnd("lossctl to end", child);
-  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  if (access(out.c_str(), F_OK) == 0) outcome.message += " and left a file";
+  const Ended ended =
+      RunProgram({"/bin/sh", "-c", R"(trap '' XFSZ; ulimit -f 2; exec "$0" "$@")", LOSSCTL_BINARY, "--server",
+                  environment.server().target(), "flush", "h", "--out", out});
+  Outcome outcome{ended.status, ended.output};
+  if (std::filesystem::exists(out)) outcome.message += " and left a file";
   return outcome;
 }
 

@@ -16,7 +16,7 @@
 #include "proto/safetensors/safetensors.h"
 #include "server/engine/checkpoint/checkpoint_store.h"
 #include "server/rpc/services/weight_loader.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 #include "tests/support/wait.h"
 #include "tests/unit/engine/checkpoint/checkpoint_folder.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "server/engine/checkpoint/checkpoint_store.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 #include "tests/unit/engine/checkpoint/checkpoint_folder.h"
 
 namespace lossd::testing::restored_writes_test {

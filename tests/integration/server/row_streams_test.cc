@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 #include "tests/support/wait.h"
 
 namespace lossd::testing::row_streams_test {

@@ -14,7 +14,7 @@
 
 #include "lossd/client.h"
 #include "server/rpc/transport/listen_address.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 
 namespace lossd::listen_test {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "lossd/client.h"
 #include "server/rpc/transport/tls.h"
-#include "tests/integration/server/test_server.h"
 #include "tests/integration/tls/certificates.h"
+#include "tests/support/test_server.h"
 
 namespace lossd::tls_failures_test {
 namespace {

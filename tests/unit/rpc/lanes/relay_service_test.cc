@@ -14,7 +14,7 @@
 #include "lossd/group/v1/relay.grpc.pb.h"
 #include "server/engine/common/mutex.h"
 #include "server/rpc/group/group_credentials.h"
-#include "tests/integration/server/test_server.h"
+#include "tests/support/test_server.h"
 #include "tests/support/wait.h"
 
 namespace lossd::rpc::relay_service_test {
