@@ -306,8 +306,7 @@ struct SessionOptions {
   // batches with a number (Batch::hold), so that phase two does not send them again; at least 0. It should
   // have room for those of all batches between their phases, where a token counts 64 bytes at least, and for
   // a chunk of each lane more; what is held no more is sent. RESOURCE_EXHAUSTED if the server has not so much
-  // left of its --staging_bytes, INVALID_ARGUMENT if it never has. (A server without the feature
-  // "held_hidden_states" holds none.)
+  // left of its --staging_bytes, INVALID_ARGUMENT if it never has.
   int64_t held_hidden_bytes = 0;
 };
 
@@ -398,8 +397,7 @@ struct Batch {
   // What is there no more is computed again, or sent again; no bits depend on it. Both phases must have the
   // same labels and hidden states: those of phase one count where the session holds them, and otherwise a
   // token whose own logit is another one has NaN for loss and dX. Tokens whose factors are 0 travel where
-  // something is kept, unless all are, and are not computed. (A server without the feature "holds" refuses a
-  // number, where something would be kept by it: it has no head with `held_bytes`.)
+  // something is kept, unless all are, and are not computed.
   uint64_t hold = 0;
   // Deterministic sessions: the place of the first token among the session's tokens since the last flush.
   // Unset: behind those of the batch before. For batches that may come in any order, and for a process that
@@ -412,8 +410,7 @@ struct Batch {
 struct BatchOutputs {
   std::span<float> losses = {};  // [N] or empty if not wanted
   DataType dx_type = DataType::kFloat32;
-  // [N, H] of dx_type. Null: not wanted, and neither computed nor sent, which saves a product of three. (A
-  // server without the feature weight_gradient_alone does both, and it is dropped.)
+  // [N, H] of dx_type. Null: not wanted, and neither computed nor sent, which saves a product of three.
   void* dx = nullptr;
   TokenReturns returns = {};
 };
@@ -510,8 +507,8 @@ class Session {
   const std::string& id() const;          // valid until the next call of Compute
   const std::string& client_key() const;  // valid as long as the session
   int64_t reconnects() const;             // how often a stream was re-established
-  // What the server has set aside (SessionOptions::held_hidden_bytes): less than was asked for at a server
-  // without the feature, and of a session that was open before where more is not free.
+  // What the server has set aside (SessionOptions::held_hidden_bytes): less than was asked for by a session
+  // that was open before where more is not free.
   int64_t held_hidden_bytes() const;
   std::vector<LanePlace> lane_places()
       const;  // by lane; of one that no batch has used yet, as if it were here

@@ -38,7 +38,9 @@ class LogValue {
   // Bytes that are no UTF-8 are replaced: they must not make a line fail.
   LogValue(std::string_view text);
   LogValue(const std::string& text) : LogValue(std::string_view(text)) {}
-  LogValue(const char* text) : LogValue(std::string_view(text)) {}
+  LogValue(const char* text) : json_("null") {
+    if (text != nullptr) *this = LogValue(std::string_view(text));
+  }
   LogValue(std::nullptr_t) = delete;
   template <typename Value>
   LogValue(const std::vector<Value>& values) {

@@ -29,6 +29,7 @@ TEST(LogValueTest, IsWhatJsonHas) {
       {"a \"line\"\n", R"("a \"line\"\n")"},
       {std::string("\0", 1), R"("\u0000")"},
       {std::string_view("short of this", 5), R"("short")"},
+      {static_cast<const char*>(nullptr), "null"},
       {"\xff is no UTF-8", "\"\xEF\xBF\xBD is no UTF-8\""},
       {std::vector<int>{}, "[]"},
       {std::vector<int>{4}, "[4]"},

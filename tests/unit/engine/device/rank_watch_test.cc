@@ -72,10 +72,5 @@ TEST(RankWatchTest, CountsWhatWasWaitedByExchangeAndTellsWhereItWaitsNow) {
   EXPECT_GT(activity.uptime_seconds, 0);
 }
 
-TEST(RankWatchTest, NobodyNeedsToWatch) {
-  const RankWatch::Executing executing(nullptr, "ReadRows");
-  const ExchangeWait wait(nullptr, Exchange::kRows);
-}
-
 }  // namespace
 }  // namespace lossd::engine::rank_watch_test

@@ -66,6 +66,7 @@ TEST_F(RegionTableTest, AUserMayOutliveTheTable) {
   const auto region = Attached(kPage);
   table_.reset();
   std::memset(region->memory().data(), 1, static_cast<size_t>(region->size()));
+  EXPECT_EQ(budget_->reserved(), kPage) << "it is counted as long as it is there";
 }
 
 TEST_F(RegionTableTest, SizesAreWholePagesAndAreCountedAsSuch) {
