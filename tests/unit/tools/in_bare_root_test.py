@@ -15,10 +15,12 @@ if [[ $1 == --no-setup ]]; then echo >"build/logs/check-$2.log"; fi
 if [[ $2 == "$SUITE" ]]; then printf '%b\\n' "$SAID" | tee -a "build/logs/check-$2.log" >"build/logs/check-$2-python.log"; fi
 """
 WITHOUT_FAILURE = {
+    "tsan": "1/9 Test #1: replicas_test ......   Passed 1.0 sec",
     "tidy": "[1/9] server/main.cc: ok\n[2/9] client/FAILED.cc: ok",
     "nightly": "1/9 Test #1: soak_test ......   Passed 1.0 sec\n[gw1] [ 50%] PASSED tests/test_error.py::test_FAILED ",
 }
 FAILURES = (
+    ("tsan", "1/9 Test  #1: replicas_test ....***Failed   1.2 sec"),
     ("tidy", "[12/863] server/main.cc: FAILED"),
     ("nightly", "1/9 Test  #1: soak_test ....***Failed   1.2 sec"),
     ("nightly", "2/9 Test #2: a_test ...***Timeout 9.0 sec"),
@@ -48,7 +50,7 @@ class InBareRoot(unittest.TestCase):
             done = subprocess.run([ROOT / ".ci/in_bare_root"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
             cuda, *whole = (folder / "build/logs/check-all.json").read_text(encoding="utf-8").split()
             self.assertEqual(cuda, "--cuda")
-            self.assertEqual(sorted([*whole, "tidy"]), sorted(suites_of_check()))
+            self.assertEqual(sorted([*whole, "tsan", "tidy"]), sorted(suites_of_check()))
             return done, (folder / "build/check.json").read_text(encoding="utf-8")
 
     def test_what_is_cut_short_fails_with_what_had_failed(self):
@@ -62,7 +64,7 @@ class InBareRoot(unittest.TestCase):
         for suite, said in WITHOUT_FAILURE.items():
             done, last = self.run_with(suite, said, 124)
             self.assertEqual((done.returncode, done.stderr, last), (0, "", "--no-setup nightly --part 3/7\n"), said)
-            for title in ("clang-tidy", "nightly, part 3/7"):
+            for title in ("ThreadSanitizer", "clang-tidy", "nightly, part 3/7"):
                 self.assertIn(f"{title}: cut short", done.stdout)
 
     def test_what_ends_has_its_own_status(self):
