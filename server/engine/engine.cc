@@ -98,38 +98,51 @@ GroupReport Engine::Group() const {
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
   if (options_.create_together == nullptr) return CreateHere(config);
+  return CreateTogether(
+      config.name, [&] { return CreateHere(config); },
+      [&](absl::FunctionRef<absl::Status()> here) {
+        absl::Status created = here();
+        return created.ok() ? options_.create_together(config) : created;
+      });
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::CreateTogether(const std::string& name, CreateOne create_here,
+                                                             Together together) {
   // A head that exists, or has no live checkpoints, is created without waiting for a save.
   absl::StatusOr<bool> earlier = false;
-  if (!FindHere(config.name).ok()) earlier = HasLiveCheckpoints(config.name);
+  if (!FindHere(name).ok()) earlier = HasLiveCheckpoints(name);
   if (!earlier.ok()) return earlier.status();
-  if (!*earlier) return CreateAtAll(config, Earlier::kStay);
+  if (!*earlier) return CreateAtAll(name, Earlier::kStay, create_here, together);
   // A new head must not go back to checkpoints of an earlier head of its name. The lock keeps the replicas
   // from meeting, and any restore from running, until the mark is on disk.
   const MutexLock creating(checkpoint_mutex_);
-  return CreateAtAll(config, Earlier::kMarkDeleted);
+  return CreateAtAll(name, Earlier::kMarkDeleted, create_here, together);
 }
 
-absl::StatusOr<std::shared_ptr<Head>> Engine::CreateAtAll(const HeadConfig& config, Earlier earlier) {
-  const MutexLock together(together_mutex_);
-  const bool was_there = FindHere(config.name).ok();
-  absl::StatusOr<std::shared_ptr<Head>> head = CreateHere(config);
-  if (!head.ok()) return head;
-  if (!was_there && earlier == Earlier::kMarkDeleted) {
-    if (absl::Status marked = options_.checkpoints->MarkDeleted(config.name); !marked.ok()) {
-      DropHead(config.name);
-      return marked;
+absl::StatusOr<std::shared_ptr<Head>> Engine::CreateAtAll(const std::string& name, Earlier earlier,
+                                                          CreateOne create_here, Together together) {
+  const MutexLock creating(together_mutex_);
+  const bool was_there = FindHere(name).ok();
+  absl::StatusOr<std::shared_ptr<Head>> head = absl::UnknownError("not yet");
+  const absl::Status all = together([&] {
+    head = create_here();
+    if (!head.ok() || was_there || earlier == Earlier::kStay) return head.status();
+    if (absl::Status marked = options_.checkpoints->MarkDeleted(name); !marked.ok()) {
+      DropHead(name);
+      head = marked;
     }
-  }
-  const absl::Status all = options_.create_together(config);
-  const absl::StatusOr<std::shared_ptr<Head>> now = FindHere(config.name);
+    return head.status();
+  });
+  if (!head.ok()) return all.ok() ? head.status() : all;
+  const absl::StatusOr<std::shared_ptr<Head>> now = FindHere(name);
   if (all.ok() && now.ok() && *now == *head) return head;
   if (all.ok()) {
-    return absl::UnavailableError(absl::StrCat("the replicas have met again while head ", config.name,
-                                               " was created; create it again"));
+    return absl::UnavailableError(
+        absl::StrCat("the replicas have met again while head ", name, " was created; create it again"));
   }
   // If a replica was lost, the next meeting decides about the head. The mark stays: a meeting may already
   // have seen the new head, and would restore the earlier one into it.
-  if (!was_there && !IsReplicaLost(all)) DropHead(config.name);
+  if (!was_there && !IsReplicaLost(all)) DropHead(name);
   return all;
 }
 

@@ -31,6 +31,7 @@
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/staging.h"
 #include "server/engine/head/head.h"
+#include "server/engine/head/parts/head_copy.h"
 #include "server/engine/head/parts/head_state.h"
 #include "server/engine/memory/memory_budget.h"
 #include "server/engine/regions/region_table.h"
@@ -106,6 +107,10 @@ struct EngineOptions {
   // At the coordinator: a head that is here is to be at all other replicas, or is to be deleted at all.
   // They wait. UNAVAILABLE if not all replicas are there; asked again, they do what is missing.
   std::function<absl::Status(const HeadConfig&)> create_together = {};
+  // The same of a copy, which `copy_here` makes: no window ends and nothing is published meanwhile, so that
+  // the source is the same everywhere.
+  std::function<absl::Status(const HeadCopy&, absl::FunctionRef<absl::Status()> copy_here)> copy_together =
+      {};
   // Whether another one had it; `delete_here` is called once it can be deleted at all of them.
   std::function<absl::StatusOr<bool>(const std::string& name, Head::DiscardGradient,
                                      absl::FunctionRef<absl::Status()> delete_here)>
@@ -138,22 +143,6 @@ struct OpenedSession {
   Head::SessionInfo info;
   bool is_new = false;  // made by this call
   int64_t held_hidden_bytes = 0;
-};
-
-// A head that begins as another one is.
-struct HeadCopy {
-  std::string source = {};
-  std::string name = {};
-  // A frozen copy has weights alone; another one goes on as the source would, with its optimizer's state.
-  enum class Training { kAsSource, kFrozen };
-  Training training = Training::kAsSource;
-  // An fp32 master of 16-bit weights, also where the source has none: what is blended into the copy in small
-  // parts is lost to rounding without one. kAsTrained: one that is trained has what the source has, a frozen
-  // one none.
-  enum class Master { kAsTrained, kKept };
-  Master master = Master::kAsTrained;
-  uint64_t source_version = 0;  // what the weights must be of; 0: any
-  std::string copy_id = {};     // not empty
 };
 
 struct CopiedHead {
@@ -226,8 +215,7 @@ class Engine {
       ABSL_LOCKS_EXCLUDED(checkpoint_mutex_, together_mutex_);
   // It is there whole or not at all, and its weights have the source's version. The same call again, by its
   // id, answers the same, unless the copy was written to since; a head that is there otherwise is
-  // ALREADY_EXISTS. Waits for the device. UNIMPLEMENTED over replicas, errors of CreateHead and
-  // Head::CheckCopied.
+  // ALREADY_EXISTS. Waits for the device. Errors of CreateHead and Head::CheckCopied.
   absl::StatusOr<CopiedHead> CopyHead(const HeadCopy& copy);
   // A replica's, in the place of one of another configuration. Waits until that one's memory is free.
   absl::StatusOr<std::shared_ptr<Head>> ReplaceHead(const HeadConfig& config);
@@ -358,7 +346,14 @@ class Engine {
  private:
   // Checkpoints of an earlier head of the name.
   enum class Earlier { kStay, kMarkDeleted };
-  absl::StatusOr<std::shared_ptr<Head>> CreateAtAll(const HeadConfig& config, Earlier earlier)
+  // What makes a head at this replica, and what has all make it and calls the first one once for this.
+  using CreateOne = absl::FunctionRef<absl::StatusOr<std::shared_ptr<Head>>()>;
+  using Together = absl::FunctionRef<absl::Status(absl::FunctionRef<absl::Status()> here)>;
+  absl::StatusOr<std::shared_ptr<Head>> CreateTogether(const std::string& name, CreateOne create_here,
+                                                       Together together)
+      ABSL_LOCKS_EXCLUDED(checkpoint_mutex_, together_mutex_);
+  absl::StatusOr<std::shared_ptr<Head>> CreateAtAll(const std::string& name, Earlier earlier,
+                                                    CreateOne create_here, Together together)
       ABSL_LOCKS_EXCLUDED(together_mutex_);
   absl::StatusOr<std::shared_ptr<Head>> CreateHere(const HeadConfig& config);
   absl::Status CheckCreated(const HeadConfig& config) const;
@@ -367,6 +362,7 @@ class Engine {
   absl::StatusOr<std::shared_ptr<Head>> MakeHead(const HeadConfig& config)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   void AddHead(const std::shared_ptr<Head>& head) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<CopiedHead> CopyHere(const HeadCopy& copy) ABSL_LOCKS_EXCLUDED(create_mutex_, mutex_);
   absl::StatusOr<CopiedHead> MakeCopy(Head& source, const HeadCopy& copy)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   Engine(EngineOptions options, std::unique_ptr<Device> device);

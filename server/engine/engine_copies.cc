@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/engine.h"
@@ -28,7 +29,7 @@ HeadConfig CopyConfig(HeadConfig config, const HeadCopy& copy) {
 
 // The head that is there, if this call has made it before.
 absl::StatusOr<CopiedHead> FoundCopy(std::shared_ptr<Head> there, const HeadCopy& copy) {
-  const std::optional<uint64_t> version = there->VersionOfWrite(copy.copy_id);
+  const std::optional<uint64_t> version = there->VersionOfWrite(NoteOfCopy(copy.copy_id));
   if (version.has_value()) return CopiedHead{std::move(there), *version};
   return MakeError(absl::StatusCode::kAlreadyExists, RejectReason::kConflict, "name",
                    absl::StrCat("head ", copy.name,
@@ -43,6 +44,24 @@ absl::StatusOr<CopiedHead> Engine::CopyHead(const HeadCopy& copy) {
     return Invalid(RejectReason::kOption, "name",
                    absl::StrCat("name is ", copy.name, ", which is the source; give the copy another name"));
   }
+  if (options_.copy_together == nullptr) return CopyHere(copy);
+  // What was copied here the others copy as well, or nothing.
+  HeadCopy here_and_there = copy;
+  const auto copy_here = [&]() -> absl::StatusOr<std::shared_ptr<Head>> {
+    absl::StatusOr<CopiedHead> copied = CopyHere(copy);
+    if (!copied.ok()) return copied.status();
+    here_and_there.source_version = copied->weight_version;
+    return copied->head;
+  };
+  const auto together = [&](absl::FunctionRef<absl::Status()> here) {
+    return options_.copy_together(here_and_there, here);
+  };
+  absl::StatusOr<std::shared_ptr<Head>> head = CreateTogether(copy.name, copy_here, together);
+  if (!head.ok()) return head.status();
+  return CopiedHead{*std::move(head), here_and_there.source_version};
+}
+
+absl::StatusOr<CopiedHead> Engine::CopyHere(const HeadCopy& copy) {
   const MutexLock creating(create_mutex_);
   for (const std::string& name : {copy.name, copy.source}) {
     if (absl::Status back = BringBack(name); !back.ok()) return back;

@@ -558,8 +558,8 @@ class Head {
   // rounded once. The new version is returned. INVALID_ARGUMENT if the heads differ in their sizes, type,
   // bias, logit_scale or softcap; FAILED_PRECONDITION without weights, of other versions than those that are
   // named, while a write of these weights is under way, and while this head's window has a gradient (a frozen
-  // one has none). UNIMPLEMENTED over replicas. After an error that leaves its fate open (UNAVAILABLE,
-  // DEADLINE_EXCEEDED) Info() tells by the version whether it was done.
+  // one has none). After an error that leaves its fate open (UNAVAILABLE, DEADLINE_EXCEEDED) Info() tells by
+  // the version whether it was done.
   absl::StatusOr<uint64_t> Blend(const std::string& source, const BlendOptions& options) const;
 
   // Logits of rows, all of one weight version, which is returned; in several calls if they are many. Needs no
@@ -645,7 +645,7 @@ class Client {
   // The server makes a head `name` of what `source` is between two of its batches, without a row over the
   // network: the same bits in the weights' type, the same version. ALREADY_EXISTS if there is such a head,
   // FAILED_PRECONDITION if the source has no weights, RESOURCE_EXHAUSTED if there is no memory for another
-  // head, or no place. UNIMPLEMENTED over replicas.
+  // head, or no place.
   absl::StatusOr<CopiedHead> CopyHead(const std::string& source, const std::string& name,
                                       const CopyOptions& options = {});
   // Frees the device's memory of a head that nobody uses: all that it is waits in the memory of the server's

@@ -126,9 +126,12 @@ struct StepArguments {
   int64_t step = 1;           // of the optimizer, this one included
 };
 
+// The fp32 master of 16-bit weights, [V, H].
+inline constexpr char kMasterTensor[] = "master_weight";
+
 // One tensor of what a head is: for checkpoints. Rows are the vocabulary's; of the bias's, columns is 1.
 struct StateTensor {
-  std::string name;  // "weight", "master_weight", "bias", "exp_avg", "bias.exp_avg", "momentum_buffer", ...
+  std::string name;  // "weight", kMasterTensor, "bias", "exp_avg", "bias.exp_avg", "momentum_buffer", ...
   kernels::DataType type = kernels::DataType::kFloat32;
   int64_t rows = 0;
   int64_t columns = 0;
@@ -186,13 +189,16 @@ class HeadBackend {
   virtual absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) = 0;
 
   // Copies of heads. `source` is of the same device, with as many rows and columns, of the same weight_type,
-  // and with a bias if this has one; no head over replicas. None of its batches, and none of this one's, sees
-  // anything between the weights before and after.
+  // and with a bias if this has one. None of its batches, and none of this one's, sees anything between the
+  // weights before and after.
   //
   // Weights, master and bias become what kernels/blend.h says, by a decay in [0, 1). A master is worked on
   // where this has one, and taken where the source has one; otherwise weights are widened. 0: the weights'
   // bits are the source's; the first that a head has may come so, and RESOURCE_EXHAUSTED then says that there
   // was no memory for them, and nothing more.
+  //
+  // Over replicas a master is there of the rows that are stepped here, so where one of the two has one, and
+  // decay is not 0, only these rows become so: GatherSlices brings the others.
   virtual absl::Status BlendWeights(const HeadBackend& source, double decay);
   // The moments of the optimizer, which is the same in both.
   virtual absl::Status CopyOptimizer(const HeadBackend& source);

@@ -53,7 +53,7 @@ std::vector<StateEntry> StateEntriesOf(const HeadConfig& config) {
     entries.push_back({{name, DataType::kFloat32, config.vocab_size, 1}, part, StateOf::kBias});
   };
   if (config.master_weights) {
-    add("master_weight", DataType::kFloat32, StatePart::kMaster);
+    add(kMasterTensor, DataType::kFloat32, StatePart::kMaster);
   } else {
     add("weight", config.weight_type, StatePart::kWeight);
   }

@@ -93,6 +93,7 @@ absl::Status Head::BeginDeletion(DiscardGradient discard) {
                                                " is being ended at all replicas; delete it when it is"));
   }
   if (absl::Status none = CheckNothingPreparedLocked(); !none.ok()) return none;
+  if (absl::Status unused = CheckNotLentLocked(); !unused.ok()) return unused;
   lifecycle_.BeginDeletion(
       absl::UnavailableError(absl::StrCat("head ", config_.name, " is being deleted; ask again")));
   return absl::OkStatus();

@@ -46,6 +46,7 @@
 #include "server/engine/head/parts/weight_store.h"
 #include "server/engine/head/parts/window_end.h"
 #include "server/engine/head/replica/checkpoint_part.h"
+#include "server/engine/head/replica/joint_rows.h"
 #include "server/engine/head/replica/part_rows.h"
 #include "server/engine/head/replica/replica_part.h"
 #include "server/engine/head/step_saver.h"
@@ -57,14 +58,6 @@
 namespace lossd::engine {
 
 class Head;
-
-// How the weights of one head go into another one's.
-struct BlendRequest {
-  double decay = 0;             // in [0, 1]: what is kept
-  std::string blend_id;         // not empty
-  uint64_t source_version = 0;  // what the weights must be of; 0: any
-  uint64_t target_version = 0;
-};
 
 // What a head shares with the rest of the engine; all of it outlives the head.
 struct HeadEnvironment {
@@ -228,8 +221,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Adds up the gradients of all replicas, which have so many tokens together. UNAVAILABLE if one was lost.
   void SumPart(uint64_t window_tokens, std::shared_ptr<const ReplicaCommunicators> replicas,
                std::function<void(absl::StatusOr<GradientStats>)> done);
-  // Steps by the sum and gathers the weights; who reads them waits from here to PublishPart. UNAVAILABLE if
-  // one was lost.
+  // Steps by the sum, or blends, and gathers the weights; who reads them waits from here to PublishPart.
+  // UNAVAILABLE if one was lost.
   void StepPart(const JointStep& step, std::shared_ptr<const ReplicaCommunicators> replicas,
                 std::function<void(absl::Status)> done);
   // What StepPart has made is the new version, and the next window begins. Answers who waits here.
@@ -303,7 +296,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Copies of heads, all of one device (head_copies.cc)
 
   // Whether it can be copied now: FAILED_PRECONDITION without weights, or if `weight_version` is not 0 and
-  // not theirs.
+  // not theirs; UNAVAILABLE while the head is changed or put back over replicas.
   absl::Status CheckCopied(uint64_t weight_version) const;
   // For a head that nobody else knows yet, of a configuration that CopyConfig has made: it becomes what
   // `source` is between two of its batches, weights, their version and, where it has an optimizer, moments
@@ -317,8 +310,10 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // which `done` gets. That is a write of this id: the same call again answers the same, until another write
   // comes. INVALID_ARGUMENT if the heads do not fit each other, FAILED_PRECONDITION without weights, if the
   // versions are others than those that are named, while a write is under way, or if the window has gradients
-  // of the weights that there are.
+  // of the weights that there are. Over replicas the window is held until all have blended.
   void Blend(std::shared_ptr<Head> source, const BlendRequest& request, const CommitCallback& done);
+
+  absl::StatusOr<uint64_t> SourceVersion(const BlendRequest& request) const;  // over replicas
 
   // Logits (head_logits.cc)
 
@@ -485,6 +480,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // As a teacher: it is in use (lessons_) for as long as what this returns is kept.
   absl::StatusOr<std::shared_ptr<const void>> BeginLesson() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same as what a blend over replicas takes weights from. Errors as of CheckCopied.
+  absl::StatusOr<std::shared_ptr<const void>> Lend(uint64_t weight_version) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::shared_ptr<const void> LeaseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // As a teacher: the weights' version; NOT_FOUND if it was deleted, FAILED_PRECONDITION without weights.
   absl::StatusOr<uint64_t> TeacherVersion() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -651,6 +649,14 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::StatusOr<uint64_t> ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type,
                                           RowsOut out);
 
+  // A head over replicas reads rows in another type than the weights' from the master (head_rows.cc): at the
+  // coordinator, which knows when all replicas change their weights.
+  absl::StatusOr<WeightsPlace> WeightsPlaceLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReadJointWeights(const WantedRows& wanted, std::function<void(absl::StatusOr<uint64_t>)> done)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndJointRead(const WantedRows& wanted, const WeightsPlace& before,
+                    const std::function<void(absl::StatusOr<uint64_t>)>& done) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Copies of heads (head_copies.cc), on the device thread.
   absl::StatusOr<uint64_t> CopyNow(const Head& source, uint64_t weight_version, const std::string& copy_id)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -660,6 +666,19 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<uint64_t> BlendNow(const Head& source, const BlendRequest& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CheckCopiedLocked(uint64_t weight_version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckBlendableLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BlendTogether(const std::shared_ptr<Head>& source, const BlendRequest& request, CommitCallback done)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The answer, or none if it comes later; then `together` is what the replicas are to be told, if anything.
+  std::optional<absl::StatusOr<uint64_t>> BeginBlendTogetherLocked(BlendEnd blend, CommitCallback& done,
+                                                                   std::optional<WindowEnd>* together)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckNotLentLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::shared_ptr<Head>> FindSource(const BlendRequest& request) const;
+  absl::Status BlendPart(const BlendRequest& request, const ReplicaCommunicators& replicas);
+  bool IsBlending() const ABSL_LOCKS_EXCLUDED(mutex_);
+  void PublishBlend() ABSL_LOCKS_EXCLUDED(mutex_);
   void PostLogitsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerLogits() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status BeginLogitsLocked(LogitsCall& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

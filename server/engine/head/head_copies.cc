@@ -8,20 +8,35 @@
 
 namespace lossd::engine {
 
-constexpr char kNotOverReplicas[] =
-    "it can be neither copied nor blended; read its weights, and write them to a head of another server";
-
 absl::Status Head::CheckCopied(uint64_t weight_version) const {
-  if (absl::Status alone = CheckAlone(kNotOverReplicas); !alone.ok()) return alone;
   const MutexLock lock(mutex_);
+  // Over replicas rows are of two versions, or they are not what others have by now.
+  if (environment_.place.shared() && (window_.phase() == EndingPhase::kStepping || publishing_prepared_)) {
+    return absl::UnavailableError(
+        absl::StrCat("the weights of head ", config_.name, " are being changed at all replicas; ask again"));
+  }
+  return CheckCopiedLocked(weight_version);
+}
+
+absl::Status Head::CheckCopiedLocked(uint64_t weight_version) const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+  // Replicas are put back one after the other.
+  const bool shared = environment_.place.shared();
+  if (shared && !lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   return weights_.CheckVersion(weight_version, "source_version");
+}
+
+absl::StatusOr<std::shared_ptr<const void>> Head::Lend(uint64_t weight_version) {
+  const MutexLock lock(mutex_);
+  if (absl::Status can = CheckCopiedLocked(weight_version); !can.ok()) return can;
+  return LeaseLocked();
 }
 
 void Head::CopyFrom(std::shared_ptr<Head> source, uint64_t weight_version, std::string copy_id,
                     CommitCallback done) {
-  // In the source's line, so that writes and steps that were begun before come first.
-  const Head* const line = source.get();
+  // In the source's line, so that writes and steps that were begun before come first. Over replicas they have
+  // (ReplicaSet), and the line may stand still until all meet again.
+  const Head* const line = environment_.place.shared() ? nullptr : source.get();
   environment_.scheduler->Post(line, [self = shared_from_this(), source = std::move(source), weight_version,
                                       copy_id = std::move(copy_id), done = std::move(done)] {
     done(self->CopyNow(*source, weight_version, copy_id));
@@ -48,7 +63,7 @@ absl::StatusOr<uint64_t> Head::CopyNow(const Head& source, uint64_t weight_versi
   const MutexLock lock(mutex_);
   weights_.Install({.version = state.version,
                     .optimizer_steps = steps ? state.optimizer_steps : 0,
-                    .last_committed_write = copy_id,
+                    .last_committed_write = NoteOfCopy(copy_id),
                     .last_committed_version = state.version});
   return state.version;
 }
@@ -96,15 +111,21 @@ absl::Status Head::CheckFits(const Head& source) const {
 
 absl::StatusOr<std::optional<uint64_t>> Head::BeginBlendLocked(const BlendRequest& request) const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  if (const std::optional<uint64_t> version = weights_.VersionOf(request.blend_id); version.has_value()) {
+  if (const std::optional<uint64_t> version = weights_.VersionOf(NoteOfBlend(request.blend_id));
+      version.has_value()) {
     return version;
   }
   if (absl::Status version = weights_.CheckVersion(request.target_version, "target_version"); !version.ok()) {
     return version;
   }
   if (absl::Status free = weights_.CheckNoWrite(); !free.ok()) return free;
-  // What is started later meets the new weights.
-  if (frozen() || sessions_.OnlyLooked()) return std::nullopt;
+  if (absl::Status can = CheckBlendableLocked(); !can.ok()) return can;
+  return std::nullopt;
+}
+
+// What is started later meets the new weights.
+absl::Status Head::CheckBlendableLocked() const {
+  if (frozen() || sessions_.OnlyLooked()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "head",
                    absl::StrCat("the window of head ", config_.name, " is not empty (", window_.tokens(),
                                 " tokens): its gradient is that of the weights which would be replaced. End "
@@ -116,9 +137,9 @@ void Head::Blend(std::shared_ptr<Head> source, const BlendRequest& request, cons
     return done(Invalid(RejectReason::kOption, "decay",
                         absl::StrCat("decay is ", request.decay, "; it must be in [0, 1]")));
   }
-  absl::Status can = CheckAlone(kNotOverReplicas);
-  if (can.ok()) can = CheckFits(*source);
+  absl::Status can = CheckFits(*source);
   if (!can.ok()) return done(can);
+  if (environment_.place.shared()) return BlendTogether(source, request, done);
   {
     const MutexLock lock(mutex_);
     can = lifecycle_.alive();
@@ -148,7 +169,97 @@ absl::StatusOr<uint64_t> Head::BlendNow(const Head& source, const BlendRequest& 
   }
   const MutexLock lock(mutex_);
   ++environment_.counters->weight_versions;
-  return weights_.NoteWrite(request.blend_id);
+  return weights_.NoteWrite(NoteOfBlend(request.blend_id));
+}
+
+// Over replicas: all of them, or none, blend at one place in the order of what they do together
+// (WindowEnding), so that the source is the same everywhere.
+
+void Head::BlendTogether(const std::shared_ptr<Head>& source, const BlendRequest& request,
+                         CommitCallback done) {
+  absl::StatusOr<std::shared_ptr<const void>> lease = source->Lend(request.source_version);
+  if (!lease.ok()) {
+    // The source may have gone on since this call was answered, and the answer lost.
+    const std::optional<uint64_t> version = VersionOfWrite(NoteOfBlend(request.blend_id));
+    return done(version.has_value() ? absl::StatusOr<uint64_t>(*version) : lease.status());
+  }
+  std::optional<absl::StatusOr<uint64_t>> answer;
+  std::optional<WindowEnd> together;
+  {
+    const MutexLock lock(mutex_);
+    answer = BeginBlendTogetherLocked({request, *std::move(lease)}, done, &together);
+  }
+  if (together.has_value()) EndTogether(*std::move(together));
+  if (answer.has_value()) done(*std::move(answer));
+}
+
+std::optional<absl::StatusOr<uint64_t>> Head::BeginBlendTogetherLocked(BlendEnd blend, CommitCallback& done,
+                                                                       std::optional<WindowEnd>* together) {
+  if (absl::Status right = CheckEndsWindows(); !right.ok()) return right;
+  if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
+  if (window_.state() == WindowState::kSealed) return window_.CheckOpen();  // by a flush, for any time
+  if (window_.state() == WindowState::kSealing) {
+    WaitBehindLocked(done, [request = blend.request](Head& head, const CommitCallback& again) {
+      const auto source = head.FindSource(request);
+      if (!source.ok()) return again(source.status());
+      head.BlendTogether(*source, request, again);
+    });
+    return std::nullopt;
+  }
+  const absl::StatusOr<std::optional<uint64_t>> begun = BeginBlendLocked(blend.request);
+  if (!begun.ok()) return begun.status();
+  if (begun->has_value()) return **begun;
+  window_.BeginBlend(std::move(blend), std::move(done));
+  *together = EndingLocked();
+  std::get<BlendEnd>((*together)->by).lease.reset();  // that of the window ends with the blend
+  return std::nullopt;
+}
+
+absl::Status Head::CheckNotLentLocked() const {
+  if (*lessons_ == 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("the weights of head ", config_.name,
+                                             " go into another head's at all replicas; ask again"));
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Head::FindSource(const BlendRequest& request) const {
+  absl::StatusOr<std::shared_ptr<Head>> source = environment_.find_head(request.source);
+  if (!source.ok()) return source;
+  if (absl::Status can = CheckFits(**source); !can.ok()) return can;
+  return source;
+}
+
+absl::StatusOr<uint64_t> Head::SourceVersion(const BlendRequest& request) const {
+  const absl::StatusOr<std::shared_ptr<Head>> source = FindSource(request);
+  if (!source.ok()) return source.status();
+  if (absl::Status can = (*source)->CheckCopied(request.source_version); !can.ok()) return can;
+  return (*source)->weight_version();
+}
+
+absl::Status Head::BlendPart(const BlendRequest& request, const ReplicaCommunicators& replicas) {
+  if (request.decay == 1) return absl::OkStatus();
+  const absl::StatusOr<std::shared_ptr<Head>> source = FindSource(request);
+  if (!source.ok()) return source.status();
+  if (absl::Status alive = (*source)->CheckAlive(); !alive.ok()) return alive;
+  absl::Status blended = backend_->BlendWeights(*(*source)->backend_, request.decay);
+  const bool of_slices = config_.master_weights || (*source)->config_.master_weights;
+  if (blended.ok() && of_slices && request.decay > 0) blended = backend_->GatherSlices(replicas);
+  return blended;
+}
+
+void Head::PublishBlend() {
+  std::vector<CommitCallback> waiters;
+  Resumes waiting;
+  uint64_t version = 0;
+  {
+    const MutexLock lock(mutex_);
+    version = weights_.NoteWrite(NoteOfBlend(window_.blend().blend_id));
+    waiters = window_.EndBlend();
+    waiting = TakeWaitingLocked();
+  }
+  ++environment_.counters->weight_versions;
+  environment_.scheduler->Resume(this);
+  for (const CommitCallback& waiter : waiters) waiter(version);
+  Call(waiting);
 }
 
 }  // namespace lossd::engine

@@ -50,7 +50,7 @@ std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generat
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status right = CheckFlushArguments(config_, gradient_scale); !right.ok()) return right;
   if (absl::Status place = CheckEndPlaceLocked(generation, marks); !place.ok()) return place;
-  if (window_.looking()) {
+  if (window_.opens_again()) {
     WaitBehindLocked(done, [generation, marks, gradient_scale](Head& head, const FlushCallback& again) {
       head.BeginFlush(generation, marks, gradient_scale, again);
     });

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/head/head.h"
-#include "server/engine/head/replica/joint_rows.h"
 
 namespace lossd::engine {
 namespace {

@@ -10,8 +10,11 @@
 namespace lossd::engine {
 namespace {
 
-// No marks say what that is.
-bool LooksAtAll(const WindowEnd& end) { return end.marks.empty() && std::holds_alternative<LookEnd>(end.by); }
+// It takes the window as it is: no marks say what is in it.
+bool TakesAll(const WindowEnd& end) {
+  if (std::holds_alternative<BlendEnd>(end.by)) return true;
+  return end.marks.empty() && std::holds_alternative<LookEnd>(end.by);
+}
 
 }  // namespace
 
@@ -133,6 +136,11 @@ bool Head::IsEnding(const WindowEnd& end) const {
   return !end.fate.has_value() || window_.asked_fate() == end.fate;
 }
 
+bool Head::IsBlending() const {
+  const MutexLock lock(mutex_);
+  return window_.blending();
+}
+
 void Head::PostExchange(std::function<void()> task) {
   environment_.scheduler->Post(nullptr, std::move(task));
 }
@@ -146,15 +154,18 @@ absl::Status Head::CheckAlive() const {
 
 void Head::SealPart(const WindowEnd& end, const std::function<void(absl::StatusOr<uint64_t>)>& done) {
   std::optional<absl::StatusOr<uint64_t>> answer;
+  absl::Status begun;
+  if (const auto* const blend = std::get_if<BlendEnd>(&end.by); blend != nullptr) {
+    begun = SourceVersion(blend->request).status();
+  }
   {
     const MutexLock lock(mutex_);
     answer = TakenPartLocked(end);
-    absl::Status begun;
-    if (!answer.has_value()) begun = BeginPartLocked(end);
+    if (!answer.has_value() && begun.ok()) begun = BeginPartLocked(end);
     if (!begun.ok()) answer = begun;
     if (!answer.has_value()) {
       std::optional<std::vector<SessionMarks>> marks;
-      if (!LooksAtAll(end)) marks = MarksAt(environment_.place, end.marks);
+      if (!TakesAll(end)) marks = MarksAt(environment_.place, end.marks);
       PostLastLocked({.marks = std::move(marks)}, [self = shared_from_this(), ending = window_.ending(), end,
                                                    done] { done(self->SealedPart(ending, end)); });
     }
@@ -195,7 +206,9 @@ absl::Status Head::BeginPartLocked(const WindowEnd& end) {
   const bool steps = std::holds_alternative<StepRequest>(end.by);
   if (absl::Status weights = weights_.CheckPresent(); steps && !weights.ok()) return weights;
   if (absl::Status same = CheckSameWeightsLocked(end); !same.ok()) return same;
-  if (!LooksAtAll(end)) {
+  if (const auto* const blend = std::get_if<BlendEnd>(&end.by); blend != nullptr) {
+    if (absl::Status can = BeginBlendLocked(blend->request).status(); !can.ok()) return can;
+  } else if (!TakesAll(end)) {
     if (absl::Status may = CheckSealableLocked(end.marks); !may.ok()) return may;
   }
   window_.Begin(end.marks, end.by);
@@ -261,31 +274,41 @@ void Head::StepPart(const JointStep& step, std::shared_ptr<const ReplicaCommunic
 absl::Status Head::StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators& replicas) {
   WindowGradient gradient;
   StepArguments arguments;
+  std::optional<BlendRequest> blend;
   {
     const MutexLock lock(mutex_);
-    if (absl::Status phase = CheckPhaseLocked(ending, EndingPhase::kSummed); !phase.ok()) return phase;
-    if (!window_.stepping()) return absl::InternalError("what ends the window is no step");
+    const EndingPhase before = window_.blending() ? EndingPhase::kSealed : EndingPhase::kSummed;
+    if (absl::Status phase = CheckPhaseLocked(ending, before); !phase.ok()) return phase;
+    if (window_.blending()) {
+      blend = window_.blend();
+    } else if (window_.stepping()) {
+      arguments = Resolve(config_.optimizer, window_.step(), weights_.optimizer_steps() + 1);
+    } else {
+      return absl::InternalError("what ends the window changes no weights");
+    }
     window_.Reach(EndingPhase::kStepping);
     gradient = WindowGradientLocked();
-    arguments = Resolve(config_.optimizer, window_.step(), weights_.optimizer_steps() + 1);
     // Weights are there once: some rows are new from here on, and others old.
     environment_.scheduler->Pause(this);
   }
   absl::Status status;
-  if (!step.skipped) {
+  if (blend.has_value()) {
+    status = BlendPart(*blend, replicas);
+  } else if (!step.skipped) {
     status = backend_->StepSlices(arguments);
     if (status.ok()) status = backend_->GatherSlices(replicas);
   }
-  if (status.ok()) {
+  if (status.ok() && !blend.has_value()) {
     gradients_.Reset(gradient);
     ++gradient_changes_;
-  } else if (!absl::IsUnavailable(status)) {
+  } else if (!status.ok() && !absl::IsUnavailable(status)) {
     OnDeviceFailure(status);
   }
   return status;
 }
 
 void Head::PublishPart(const JointStep& step) {
+  if (IsBlending()) return PublishBlend();
   absl::StatusOr<StepResult> answer =
       StepResult{.skipped = step.skipped, .stats = step.stats, .window_tokens = step.window_tokens};
   std::vector<StepCallback> waiters;

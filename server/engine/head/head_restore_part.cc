@@ -38,6 +38,7 @@ absl::StatusOr<RestoringPart> Head::BeginRestorePartNow(uint64_t epoch) {
                                     " is under way; restore it when that is answered"));
     }
     if (absl::Status none = CheckNothingPreparedLocked(); !none.ok()) return none;
+    if (absl::Status unused = CheckNotLentLocked(); !unused.ok()) return unused;
     joint_.restoring = RestorePhase::kBegun;
     lifecycle_.BeginRestore(MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
                                       absl::StrCat("head ", config_.name, " is being restored")));

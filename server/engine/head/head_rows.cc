@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/device/optimizer_state.h"
 #include "server/engine/head/head.h"
 
 namespace lossd::engine {
@@ -69,6 +70,74 @@ absl::Status Head::WriteHeldRows(const PartRows& rows, const char* from) {
   const auto [first, count] = rows.rows;
   if (!rows.tensor.empty()) return backend_->WriteState(rows.tensor, first, count, from);
   return absl::InvalidArgumentError("rows of a sum are not written");
+}
+
+// Rows of the master, of which each replica has a part
+
+absl::StatusOr<WeightsPlace> Head::WeightsPlaceLocked() const {
+  if (absl::Status right = CheckEndsWindows(); !right.ok()) return right;
+  if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
+  if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
+  if (absl::Status none = CheckNothingPreparedLocked(); !none.ok()) return none;
+  return WeightsPlace{weights_.version(), history_.restores(), window_.ending()};
+}
+
+void Head::ReadJointWeights(const WantedRows& wanted, std::function<void(absl::StatusOr<uint64_t>)> done) {
+  absl::StatusOr<WeightsPlace> place;
+  {
+    const MutexLock lock(mutex_);
+    place = WeightsPlaceLocked();
+    if (place.ok() && window_.state() == WindowState::kSealing) {
+      WaitBehindLocked(done,
+                       [wanted](Head& head, const std::function<void(absl::StatusOr<uint64_t>)>& again) {
+                         head.ReadJointWeights(wanted, again);
+                       });
+      return;
+    }
+  }
+  if (!place.ok()) return done(place.status());
+  const int64_t columns = config_.hidden_size;
+  JointRead read{
+      .slices = slices_,
+      .rows = {.tensor = kMasterTensor, .rows = wanted.rows},
+      .row_bytes = columns * int64_t{sizeof(float)},
+      .read = [self = shared_from_this()](int32_t replica, const PartRows& piece,
+                                          std::function<void(absl::StatusOr<std::string>)> answer) {
+        self->ReadPartOf(replica, piece, std::move(answer));
+      }};
+  ReadJointRows(
+      std::move(read),
+      [wanted, columns](const kernels::RowSpan& piece, const std::string& bytes) {
+        const int64_t place_of_piece = (piece.first - wanted.rows.first) * columns;
+        kernels::Convert(
+            kernels::DataType::kFloat32, bytes.data(), wanted.type,
+            static_cast<char*>(wanted.out.matrix) + place_of_piece * kernels::SizeOf(wanted.type),
+            piece.count * columns);
+      },
+      [self = shared_from_this(), wanted, before = *place, done = std::move(done)](absl::Status status) {
+        if (!status.ok()) return done(std::move(status));
+        self->environment_.scheduler->Post(
+            self.get(), [self, wanted, before, done] { self->EndJointRead(wanted, before, done); });
+      });
+}
+
+void Head::EndJointRead(const WantedRows& wanted, const WeightsPlace& before,
+                        const std::function<void(absl::StatusOr<uint64_t>)>& done) {
+  absl::StatusOr<WeightsPlace> now;
+  {
+    const MutexLock lock(mutex_);
+    now = WeightsPlaceLocked();
+  }
+  if (!now.ok()) return done(now.status());
+  // Some rows may be of the weights before, others of those after.
+  if (*now != before) return ReadJointWeights(wanted, done);
+  absl::Status status;
+  if (wanted.out.bias != nullptr && config_.bias) {
+    status = backend_->ReadBias(wanted.rows.first, wanted.rows.count, wanted.out.bias);
+  }
+  if (status.ok()) return done(now->version);
+  OnDeviceFailure(status);
+  done(status);
 }
 
 }  // namespace lossd::engine

@@ -35,6 +35,10 @@ absl::StatusOr<std::shared_ptr<const void>> Head::BeginLesson() {
   if (absl::StatusOr<uint64_t> version = TeacherVersion(); !version.ok()) return version.status();
   const MutexLock lock(mutex_);
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+  return LeaseLocked();
+}
+
+std::shared_ptr<const void> Head::LeaseLocked() {
   ++*lessons_;
   return std::shared_ptr<const void>(nullptr, [lessons = lessons_](const void*) { --*lessons; });
 }

@@ -189,6 +189,10 @@ void Head::AwaitPublished(std::function<void()> done) {
 
 void Head::ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, RowsOut out,
                        std::function<void(absl::StatusOr<uint64_t>)> done) {
+  const bool of_master = config_.master_weights && type != config_.weight_type;
+  if (of_master && environment_.place.shared()) {
+    return ReadJointWeights({{first_row, rows}, type, out}, std::move(done));
+  }
   environment_.scheduler->Post(
       this, [self = shared_from_this(), first_row, rows, type, out, done = std::move(done)] {
         done(self->ReadWeightRows(first_row, rows, type, out));
@@ -203,9 +207,6 @@ absl::StatusOr<uint64_t> Head::ReadWeightRows(int64_t first_row, int64_t rows, k
     if (!lifecycle_.alive().ok()) return lifecycle_.alive();
     if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
     version = weights_.version();
-  }
-  if (config_.master_weights && type != config_.weight_type) {
-    if (absl::Status alone = CheckAlone("each has a part of the master weights"); !alone.ok()) return alone;
   }
   absl::Status status = backend_->ReadWeightRows(first_row, rows, type, out.matrix);
   if (status.ok() && out.bias != nullptr && config_.bias) {

@@ -71,6 +71,7 @@ const std::vector<SessionMarks>* Head::OwnMarks(const std::vector<SessionMarks>*
 // Marks may have gone back since, if a stream was cut.
 absl::Status Head::CheckSealedLocked() const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+  if (window_.blending()) return CheckBlendableLocked();
   if (window_.looking() && window_.marks().empty()) return absl::OkStatus();
   std::vector<SessionMarks> own;
   if (absl::Status same = sessions_.Match(*OwnMarks(&window_.marks(), &own)); !same.ok()) return same;
@@ -157,7 +158,7 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
   if (auto repeated = RepeatedStepLocked(generation, marks, request); repeated.has_value()) return repeated;
   if (absl::Status place = CheckEndPlaceLocked(generation, marks); !place.ok()) return place;
-  if (window_.looking()) {
+  if (window_.opens_again()) {
     WaitBehindLocked(done, [generation, marks, request](Head& head, StepCallback again) {
       head.ApplyStep(generation, marks, request, std::move(again));
     });

@@ -20,10 +20,13 @@ class WindowEnding {
   void End();
 
  private:
+  // Weights of one version go into the head at all replicas.
+  absl::Status NameSource();
   // Tokens of all windows.
   absl::StatusOr<uint64_t> Seal();
   absl::StatusOr<GradientStats> Sum(uint64_t window_tokens);
   absl::Status Step(const StepRequest& request, uint64_t window_tokens, const GradientStats& stats);
+  absl::Status ChangeWeights(const JointStep& step);
   absl::Status Hold(uint64_t window_tokens, const GradientStats& stats);
   absl::Status EndLook(uint64_t window_tokens, const GradientStats& stats);
   absl::Status EndFlush(FlushFate fate);
@@ -34,7 +37,7 @@ class WindowEnding {
   absl::Status ReopenOthers(const absl::Status& why);
 
   Head& head_;
-  const WindowEnd& end_;
+  WindowEnd end_;
   AllParts parts_;
 };
 
@@ -46,13 +49,23 @@ void WindowEnding::End() {
 }
 
 absl::Status WindowEnding::EndNow() {
+  if (absl::Status named = NameSource(); !named.ok()) return Refuse(named);
   const absl::StatusOr<uint64_t> tokens = Seal();
   if (!tokens.ok()) return IsReplicaLost(tokens.status()) ? tokens.status() : Refuse(tokens.status());
+  if (std::holds_alternative<BlendEnd>(end_.by)) return ChangeWeights({});
   const absl::StatusOr<GradientStats> stats = Sum(*tokens);
   if (!stats.ok()) return stats.status();
   if (const auto* const step = std::get_if<StepRequest>(&end_.by)) return Step(*step, *tokens, *stats);
   if (std::holds_alternative<FlushEnd>(end_.by)) return Hold(*tokens, *stats);
   return EndLook(*tokens, *stats);
+}
+
+absl::Status WindowEnding::NameSource() {
+  auto* const blend = std::get_if<BlendEnd>(&end_.by);
+  if (blend == nullptr || blend->request.source_version != 0) return absl::OkStatus();
+  const absl::StatusOr<uint64_t> version = head_.SourceVersion(blend->request);
+  if (version.ok()) blend->request.source_version = *version;
+  return version.status();
 }
 
 absl::StatusOr<uint64_t> WindowEnding::Seal() {
@@ -82,11 +95,15 @@ absl::Status WindowEnding::Step(const StepRequest& request, uint64_t window_toke
   const bool refuses = request.non_finite == NonFinite::kSkip && stats.non_finite > 0;
   const JointStep step{
       .stats = stats, .window_tokens = window_tokens, .skipped = refuses || window_tokens == 0};
-  const absl::Status stepped = parts_.DoTogether(
+  return ChangeWeights(step);
+}
+
+absl::Status WindowEnding::ChangeWeights(const JointStep& step) {
+  const absl::Status changed = parts_.DoTogether(
       ReplicaPhase::kStep,
       [&step](ReplicaPart& part, size_t /*i*/, ReplicaPart::Done done) { part.Step(step, std::move(done)); });
-  if (stepped.ok()) head_.PublishPart(step);
-  return stepped;
+  if (changed.ok()) head_.PublishPart(step);
+  return changed;
 }
 
 absl::Status WindowEnding::Hold(uint64_t window_tokens, const GradientStats& stats) {

@@ -17,6 +17,7 @@
 #include "server/engine/checkpoint/checkpoint.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/head/head.h"
+#include "server/engine/head/parts/head_copy.h"
 #include "server/engine/regions/region_memory.h"
 
 namespace lossd::rpc {
@@ -38,6 +39,11 @@ std::vector<engine::SessionMarks> ToEngine(const google::protobuf::RepeatedPtrFi
 absl::Status CheckMarks(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks);
 
 engine::StepRequest ToEngine(const v1::ApplyStepRequest& request);
+engine::HeadCopy ToEngine(const v1::CopyHeadRequest& request);
+engine::BlendRequest ToEngine(const v1::BlendHeadRequest& request);
+void ToProto(const engine::HeadCopy& copy, v1::CopyHeadRequest* request);
+// Without the target.
+void ToProto(const engine::BlendRequest& blend, v1::BlendHeadRequest* request);
 // Takes the hidden states.
 absl::StatusOr<engine::LogitsRequest> ToEngine(v1::LogitsRequest* request);
 

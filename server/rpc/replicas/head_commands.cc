@@ -11,6 +11,12 @@ namespace {
 using group::v1::ReplicaCommand;
 using FoundHead = std::shared_ptr<engine::Head>;
 
+std::string IsNew(bool is_new) {
+  group::v1::Created created;
+  created.set_is_new(is_new);
+  return created.SerializeAsString();
+}
+
 absl::StatusOr<std::string> Create(engine::Engine& engine, const group::v1::CreateReplica& create) {
   const absl::StatusOr<engine::HeadConfig> config = ToEngine(create.config());
   if (!config.ok()) return config.status();
@@ -18,9 +24,14 @@ absl::StatusOr<std::string> Create(engine::Engine& engine, const group::v1::Crea
   const absl::StatusOr<FoundHead> head =
       create.replaces() ? engine.ReplaceHead(*config) : engine.CreateHead(*config);
   if (!head.ok()) return head.status();
-  group::v1::Created created;
-  created.set_is_new(!was_there);
-  return created.SerializeAsString();
+  return IsNew(!was_there);
+}
+
+absl::StatusOr<std::string> Copy(engine::Engine& engine, const v1::CopyHeadRequest& copy) {
+  const bool was_there = engine.FindHead(copy.name()).ok();
+  const absl::StatusOr<engine::CopiedHead> copied = engine.CopyHead(ToEngine(copy));
+  if (!copied.ok()) return copied.status();
+  return IsNew(!was_there);
 }
 
 absl::Status Delete(engine::Engine& engine, const FoundHead& head, const group::v1::DeleteReplica& command) {
@@ -82,6 +93,7 @@ absl::StatusOr<std::string> Reply(const absl::Status& done) {
 bool IsHeadCommand(const ReplicaCommand& command) {
   switch (command.command_case()) {
     case ReplicaCommand::kCreate:
+    case ReplicaCommand::kCopy:
     case ReplicaCommand::kRemove:
     case ReplicaCommand::kStage:
     case ReplicaCommand::kPrepare:
@@ -95,6 +107,7 @@ bool IsHeadCommand(const ReplicaCommand& command) {
 
 absl::StatusOr<std::string> DoHeadCommand(engine::Engine& engine, const ReplicaCommand& command) {
   if (command.has_create()) return Create(engine, command.create());
+  if (command.has_copy()) return Copy(engine, command.copy());
   if (command.has_remove()) return Delete(engine, command.remove());
   const std::string& name = command.has_stage()     ? command.stage().head()
                             : command.has_prepare() ? command.prepare().head()

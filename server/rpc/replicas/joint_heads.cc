@@ -42,15 +42,26 @@ void UndoCreation(const OtherReplicas& others, const std::string& name,
   }
 }
 
+absl::Status AskToCreate(const OtherReplicas& others, const char* what, const std::string& name,
+                         const ReplicaCommand& command) {
+  const OtherReplicas::Answers answers = others.AskEach(what, command);
+  absl::Status created = FirstError(answers);
+  if (!created.ok()) UndoCreation(others, name, answers);
+  return created;
+}
+
 }  // namespace
 
 absl::Status CreateAtOthers(const OtherReplicas& others, const engine::HeadConfig& config) {
   ReplicaCommand command;
   ToProto(config, command.mutable_create()->mutable_config());
-  const OtherReplicas::Answers answers = others.AskEach("CreateReplica", command);
-  absl::Status created = FirstError(answers);
-  if (!created.ok()) UndoCreation(others, config.name, answers);
-  return created;
+  return AskToCreate(others, "CreateReplica", config.name, command);
+}
+
+absl::Status CopyAtOthers(const OtherReplicas& others, const engine::HeadCopy& copy) {
+  ReplicaCommand command;
+  ToProto(copy, command.mutable_copy());
+  return AskToCreate(others, "CopyHead", copy.name, command);
 }
 
 absl::Status ReplaceAtOthers(const OtherReplicas& others, const engine::HeadConfig& config) {

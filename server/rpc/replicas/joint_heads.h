@@ -18,7 +18,10 @@ namespace lossd::rpc {
 
 // The head is at all others.
 absl::Status CreateAtOthers(const OtherReplicas& others, const engine::HeadConfig& config);
-// The same, in the place of heads of another configuration; what is created stays, whatever happens.
+// The same of a copy that has been made here, of the weights that this replica's has.
+absl::Status CopyAtOthers(const OtherReplicas& others, const engine::HeadCopy& copy);
+// The head is at all others, in the place of heads of another configuration; what is created stays, whatever
+// happens.
 absl::Status ReplaceAtOthers(const OtherReplicas& others, const engine::HeadConfig& config);
 // Without a word to anybody but those who use it.
 absl::Status DropHeadAtOthers(const OtherReplicas& others, const std::string& name);

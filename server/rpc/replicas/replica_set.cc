@@ -142,6 +142,8 @@ class MeetingReplica final : public ReplicaSet {
   void PublishTogether(std::shared_ptr<engine::Head> head,
                        std::shared_ptr<engine::StagedWrite> write) override;
   absl::Status CreateTogether(const engine::HeadConfig& config) override;
+  absl::Status CopyTogether(const engine::HeadCopy& copy,
+                            absl::FunctionRef<absl::Status()> copy_here) override;
   absl::StatusOr<bool> DeleteTogether(const std::string& name, engine::Engine::DiscardGradient discard,
                                       absl::FunctionRef<absl::Status()> delete_here) override;
 
@@ -703,6 +705,19 @@ bool MeetingReplica::StayForDrain(absl::Time deadline) {
 absl::Status MeetingReplica::CreateTogether(const engine::HeadConfig& config) {
   const absl::StatusOr<OtherReplicas> others = Others();
   return others.ok() ? CreateAtOthers(*others, config) : others.status();
+}
+
+absl::Status MeetingReplica::CopyTogether(const engine::HeadCopy& copy,
+                                          absl::FunctionRef<absl::Status()> copy_here) {
+  std::promise<absl::Status> copied;
+  work_->Run([this, &copy, copy_here, &copied] {
+    const absl::StatusOr<OtherReplicas> others = Others();
+    absl::Status status = others.status();
+    if (status.ok()) status = copy_here();
+    if (status.ok()) status = CopyAtOthers(*others, copy);
+    copied.set_value(std::move(status));
+  });
+  return copied.get_future().get();
 }
 
 absl::StatusOr<bool> MeetingReplica::DeleteTogether(const std::string& name,

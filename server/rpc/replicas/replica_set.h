@@ -55,6 +55,8 @@ class ReplicaSet {
   virtual void PublishTogether(std::shared_ptr<engine::Head> head,
                                std::shared_ptr<engine::StagedWrite> write) = 0;
   virtual absl::Status CreateTogether(const engine::HeadConfig& config) = 0;
+  virtual absl::Status CopyTogether(const engine::HeadCopy& copy,
+                                    absl::FunctionRef<absl::Status()> copy_here) = 0;
   virtual absl::StatusOr<bool> DeleteTogether(const std::string& name,
                                               engine::Engine::DiscardGradient discard,
                                               absl::FunctionRef<absl::Status()> delete_here) = 0;

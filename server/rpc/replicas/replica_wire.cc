@@ -47,6 +47,7 @@ void ToProto(const std::string& head, uint64_t generation, const std::vector<eng
 engine::EndsBy EndedBy(const group::v1::SealWindow& proto) {
   if (proto.has_flush()) return engine::FlushEnd{proto.flush().flush_id(), proto.flush().gradient_scale()};
   if (proto.has_look()) return engine::LookEnd{proto.look().gradient_scale()};
+  if (proto.has_blend()) return engine::BlendEnd{ToEngine(proto.blend())};
   return ToEngine(proto.step());
 }
 
@@ -64,6 +65,9 @@ void ToProto(const std::string& head, const engine::WindowEnd& end, group::v1::S
   }
   if (const auto* const look = std::get_if<engine::LookEnd>(&end.by); look != nullptr) {
     proto->mutable_look()->set_gradient_scale(look->gradient_scale);
+  }
+  if (const auto* const blend = std::get_if<engine::BlendEnd>(&end.by); blend != nullptr) {
+    ToProto(blend->request, proto->mutable_blend());
   }
 }
 

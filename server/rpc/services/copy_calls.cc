@@ -2,24 +2,11 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "server/rpc/convert/convert.h"
 #include "server/rpc/convert/grpc_status.h"
 #include "server/rpc/services/head_service.h"
 
 namespace lossd::rpc {
-
-namespace {
-
-engine::HeadCopy CopyOf(const v1::CopyHeadRequest& request) {
-  using engine::HeadCopy;
-  return {.source = request.source(),
-          .name = request.name(),
-          .training = request.frozen() ? HeadCopy::Training::kFrozen : HeadCopy::Training::kAsSource,
-          .master = request.master_weights() ? HeadCopy::Master::kKept : HeadCopy::Master::kAsTrained,
-          .source_version = request.source_version(),
-          .copy_id = request.copy_id()};
-}
-
-}  // namespace
 
 grpc::ServerUnaryReactor* HeadService::CopyHead(grpc::CallbackServerContext* context,
                                                 const v1::CopyHeadRequest* request,
@@ -28,7 +15,7 @@ grpc::ServerUnaryReactor* HeadService::CopyHead(grpc::CallbackServerContext* con
   memory_.Run([this, reactor, request, response] {
     absl::Status status = CheckKey("copy_id", request->copy_id());
     if (status.ok()) {
-      const absl::StatusOr<engine::CopiedHead> copy = engine_->CopyHead(CopyOf(*request));
+      const absl::StatusOr<engine::CopiedHead> copy = engine_->CopyHead(ToEngine(*request));
       status = copy.status();
       if (status.ok()) {
         response->set_weight_version(copy->weight_version);
@@ -56,12 +43,7 @@ grpc::ServerUnaryReactor* HeadService::BlendHead(grpc::CallbackServerContext* co
     finish(status);
     return reactor;
   }
-  (*target)->Blend(*source,
-                   {.decay = request->decay(),
-                    .blend_id = request->blend_id(),
-                    .source_version = request->source_version(),
-                    .target_version = request->target_version()},
-                   finish);
+  (*target)->Blend(*source, ToEngine(*request), finish);
   return reactor;
 }
 

@@ -25,6 +25,9 @@ void TellEngine(rpc::ReplicaSet* set, engine::EngineOptions* engine) {
     set->PublishTogether(std::move(head), std::move(write));
   };
   engine->create_together = [set](const engine::HeadConfig& config) { return set->CreateTogether(config); };
+  engine->copy_together = [set](const engine::HeadCopy& copy, absl::FunctionRef<absl::Status()> copy_here) {
+    return set->CopyTogether(copy, copy_here);
+  };
   engine->delete_together = [set](const std::string& name, engine::Head::DiscardGradient discard,
                                   absl::FunctionRef<absl::Status()> delete_here) {
     return set->DeleteTogether(name, discard, delete_here);

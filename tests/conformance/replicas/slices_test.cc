@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -226,6 +227,14 @@ class Slices : public OptimizerTest {
     expect("bias.exp_avg_sq", 1, values.bias_second);
   }
 
+  // The fp32 master of a head at one server.
+  static std::vector<float> Master(HeadUnderTest& head) {
+    const std::vector<unsigned char> bytes = head.Weights(DataType::kFloat32, 0, head.config().vocab_size);
+    std::vector<float> master(bytes.size() / sizeof(float));
+    std::memcpy(master.data(), bytes.data(), bytes.size());
+    return master;
+  }
+
   static void ExpectSum(Replicas::One& one, const GradientValues& sum) {
     const int64_t hidden = one.head->config().hidden_size;
     const RowSpan rows = one.stepped();
@@ -302,6 +311,46 @@ TEST_P(Slices, HeadsOfAnyShapeAreStepped) {
     });
     for (int32_t replica = 0; replica < shape.replicas; ++replica) {
       ExpectValues(replicas.at(replica), values);
+    }
+  }
+}
+
+TEST_P(Slices, BlendsHaveTheBitsOfOneServer) {
+  const int32_t size = Most(3);
+  for (const MasterWeights of_source : Masters()) {
+    for (const MasterWeights of_target : Masters()) {
+      const HeadConfig from = ConfigOf(kAdamW, of_source, HeadBias::kYes);
+      HeadConfig to = ConfigOf(kAdamW, of_target, HeadBias::kYes);
+      to.weight_gradients = WeightGradients::kFrozen;
+      to.optimizer = {};
+      const bool of_slices = from.master_weights || to.master_weights;
+      HeadUnderTest one_source(device_.get(), from);
+      HeadUnderTest one_target(device_.get(), to);
+      Publish(one_source, RandomValues(from, 3));
+      Publish(one_target, RandomValues(to, 1));
+      Replicas targets = Make(size, to);
+      PublishAll(targets, RandomValues(to, 1));
+      std::vector<std::unique_ptr<HeadUnderTest>> sources;
+      for (int32_t replica = 0; replica < size; ++replica) {
+        const Replicas::One& one = targets.at(replica);
+        sources.push_back(std::make_unique<HeadUnderTest>(one.device.get(), from, one.shard));
+        Publish(*sources.back(), RandomValues(from, 3));
+      }
+      for (const double decay : {0.75, 0.25, 0.0}) {
+        ASSERT_TRUE(one_target.backend().BlendWeights(one_source.backend(), decay).ok());
+        targets.Together([&](int32_t replica, const ReplicaConnections& others) {
+          HeadBackend& backend = targets.at(replica).backend();
+          absl::Status blended =
+              backend.BlendWeights(sources[static_cast<size_t>(replica)]->backend(), decay);
+          if (blended.ok() && of_slices && decay > 0) blended = backend.GatherSlices(others.communicators);
+          EXPECT_TRUE(blended.ok()) << blended;
+        });
+        HeadValues values;
+        values.weight = one_target.Weights(to.weight_type, 0, to.vocab_size);
+        values.bias = one_target.Bias(0, to.vocab_size);
+        if (to.master_weights) values.master = Master(one_target);
+        for (int32_t replica = 0; replica < size; ++replica) ExpectValues(targets.at(replica), values);
+      }
     }
   }
 }

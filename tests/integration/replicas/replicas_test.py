@@ -65,20 +65,18 @@ class Calls(TestCase):
         for server in servers:
             np.testing.assert_allclose(server.logits("h", hidden), hidden @ weights().T, rtol=1e-4, atol=1e-5)
 
-    def test_heads_are_not_copied_and_none_is_left_at_one_of_them(self) -> None:
+    def test_heads_are_copied_and_blended_at_all_by_whichever_is_asked(self) -> None:
         servers = self.reach(self.start(2))
-        for name in ("h", "other"):
-            servers[0].create(name, VOCAB, HIDDEN, frozen=True)
-            servers[0].write(name, weights())
+        servers[0].create("h", VOCAB, HIDDEN)
+        servers[0].write("h", weights())
+        servers[1].heads.CopyHead(head_pb2.CopyHeadRequest(source="h", name="copy", copy_id="1", frozen=True))
+        servers[0].write("h", 3 * weights())
+        blend = head_pb2.BlendHeadRequest(head="copy", source="h", decay=0.5, blend_id="2")
+        self.assertEqual([server.heads.BlendHead(blend).weight_version for server in servers], [2, 2])
+        hidden = np.random.default_rng(3).standard_normal((4, HIDDEN), dtype=np.float32)
         for server in servers:
-            copy = head_pb2.CopyHeadRequest(source="h", name="copy", copy_id="1")
-            blend = head_pb2.BlendHeadRequest(head="other", source="h", decay=0.5, blend_id="1")
-            for call, request in ((server.heads.CopyHead, copy), (server.heads.BlendHead, blend)):
-                code, details = code_of(call, request)
-                self.assertEqual(code, Code.UNIMPLEMENTED)
-                self.assertIn("is over replicas: it can be neither copied nor blended", details)
-            self.assertEqual(server.names(), ["h", "other"])
-            self.assertEqual(server.get("other").weight_version, 1)
+            self.assertEqual(server.names(), ["copy", "h"])
+            np.testing.assert_allclose(server.logits("copy", hidden), hidden @ (2 * weights()).T, rtol=1e-4, atol=1e-5)
 
     def test_many_calls_that_do_not_go_on_keep_no_other_from_its_answer(self) -> None:
         started = self.start(2)

@@ -133,6 +133,7 @@ class CpuBackend : public HeadBackend {
   // Calls work(segment, rows) for what there is of these rows in each fixed segment of the vocabulary.
   void ForEachSegment(const kernels::RowSpan& of,
                       absl::FunctionRef<void(size_t segment, kernels::RowSpan rows)> work) const;
+  int64_t WeightRowBytes() const { return config_.hidden_size * kernels::SizeOf(config_.weight_type); }
   kernels::RowSpan AllRows() const { return {0, config_.vocab_size}; }
 
   bool over_replicas() const { return shard_.replicas > 1; }

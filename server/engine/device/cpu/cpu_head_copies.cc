@@ -20,8 +20,8 @@ void CpuBackend::CopyWeights(const CpuBackend& source) {
   Copy(source.weights_, &weights_);
   if (!config_.master_weights) return;
   if (source.config_.master_weights) return Copy(source.master_, &master_);
-  kernels::Convert(config_.weight_type, source.weights_.data(), DataType::kFloat32, master_.data(),
-                   config_.elements());
+  kernels::Convert(config_.weight_type, source.weights_.data() + stepped_.first * WeightRowBytes(),
+                   DataType::kFloat32, master_.data(), stepped_.count * config_.hidden_size);
 }
 
 absl::Status CpuBackend::BlendWeights(const HeadBackend& other, double decay) {
@@ -34,12 +34,14 @@ absl::Status CpuBackend::BlendWeights(const HeadBackend& other, double decay) {
   }
   const kernels::BlendFactors factors = kernels::BlendFactorsOf(decay);
   const bool from_master = source.config_.master_weights;
-  kernels::CpuBlend({.count = config_.elements(),
+  const kernels::RowSpan rows = from_master || config_.master_weights ? stepped_ : AllRows();
+  const int64_t first = rows.first * WeightRowBytes();
+  kernels::CpuBlend({.count = rows.count * config_.hidden_size,
                      .weight_type = config_.weight_type,
-                     .weight = weights_.data(),
+                     .weight = weights_.data() + first,
                      .master = config_.master_weights ? Floats(master_) : nullptr},
                     {.type = from_master ? DataType::kFloat32 : config_.weight_type,
-                     .values = from_master ? source.master_.data() : source.weights_.data()},
+                     .values = from_master ? source.master_.data() : source.weights_.data() + first},
                     factors);
   if (!config_.bias) return absl::OkStatus();
   kernels::CpuBlend({.count = config_.vocab_size, .weight = bias_.data()}, {.values = source.bias_.data()},

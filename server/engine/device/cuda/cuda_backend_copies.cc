@@ -7,6 +7,7 @@ namespace lossd::engine {
 
 using kernels::BlendFactors;
 using kernels::DataType;
+using kernels::RowSpan;
 using kernels::cuda::DeviceBuffer;
 using kernels::cuda::Result;
 
@@ -38,22 +39,26 @@ Result CudaBackend::CopyWeights(const CudaBackend& source) {
   LOSSD_CUDA_PASS_ON(Copy(source.bias_, bias_, stream));
   if (!config_.master_weights) return {};
   if (source.config_.master_weights) return Copy(source.master_, master_, stream);
-  return kernels::cuda::WidenWeights(config_.weight_type, source.weights_.data(),
-                                     config_.vocab_size * padded_hidden_, Floats(master_), stream);
+  if (stepped_.count == 0) return {};
+  return kernels::cuda::WidenWeights(config_.weight_type, source.WeightRow(stepped_.first),
+                                     stepped_.count * padded_hidden_, Floats(master_), stream);
 }
 
 Result CudaBackend::Blend(const CudaBackend& source, double decay) {
   cudaStream_t stream = device_->pipeline.computing();
   const BlendFactors factors = kernels::BlendFactorsOf(decay);
   const bool from_master = source.config_.master_weights;
-  LOSSD_CUDA_PASS_ON(
-      kernels::cuda::Blend({.count = config_.vocab_size * padded_hidden_,
-                            .weight_type = config_.weight_type,
-                            .weight = weights_.data(),
-                            .master = config_.master_weights ? Floats(master_) : nullptr},
-                           {.type = from_master ? DataType::kFloat32 : config_.weight_type,
-                            .values = from_master ? source.master_.data() : source.weights_.data()},
-                           factors, stream));
+  const RowSpan rows = from_master || config_.master_weights ? stepped_ : RowSpan{0, config_.vocab_size};
+  if (rows.count > 0) {
+    LOSSD_CUDA_PASS_ON(
+        kernels::cuda::Blend({.count = rows.count * padded_hidden_,
+                              .weight_type = config_.weight_type,
+                              .weight = WeightRow(rows.first),
+                              .master = config_.master_weights ? Floats(master_) : nullptr},
+                             {.type = from_master ? DataType::kFloat32 : config_.weight_type,
+                              .values = from_master ? source.master_.data() : source.WeightRow(rows.first)},
+                             factors, stream));
+  }
   if (!config_.bias) return {};
   return kernels::cuda::Blend({.count = config_.vocab_size, .weight = bias_.data()},
                               {.values = source.bias_.data()}, factors, stream);

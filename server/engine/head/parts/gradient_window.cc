@@ -33,7 +33,7 @@ const char* Name(WindowState state) {
 }
 
 std::optional<absl::Time> GradientWindow::flush_since() const {
-  if (window_.state == WindowState::kOpen || stepping() || looking()) return std::nullopt;
+  if (window_.state == WindowState::kOpen || stepping() || opens_again()) return std::nullopt;
   return begun_;
 }
 
@@ -144,6 +144,11 @@ void GradientWindow::BeginLook(std::vector<SessionMarks> marks, LookEnd look, St
   stats_waiters_.push_back(std::move(done));
 }
 
+void GradientWindow::BeginBlend(BlendEnd blend, CommitCallback done) {
+  Begin({}, std::move(blend));
+  blend_waiters_.push_back(std::move(done));
+}
+
 std::vector<std::function<void()>> GradientWindow::TakeBehind() {
   std::vector<std::function<void()>> calls;
   for (Behind& one : std::exchange(behind_, {})) calls.push_back(std::move(one.again));
@@ -152,7 +157,7 @@ std::vector<std::function<void()>> GradientWindow::TakeBehind() {
 
 bool GradientWindow::awaited() const {
   return !flush_waiters_.empty() || !step_waiters_.empty() || !stats_waiters_.empty() ||
-         !fate_waiters_.empty();
+         !blend_waiters_.empty() || !fate_waiters_.empty();
 }
 
 std::vector<GradientWindow::Tell> GradientWindow::TakeCallers() {
@@ -165,6 +170,7 @@ std::vector<GradientWindow::Tell> GradientWindow::TakeCallers() {
   take(std::exchange(flush_waiters_, {}));
   take(std::exchange(step_waiters_, {}));
   take(std::exchange(stats_waiters_, {}));
+  take(std::exchange(blend_waiters_, {}));
   take(TakeFateWaiters());
   return callers;
 }
@@ -201,6 +207,11 @@ std::vector<StepCallback> GradientWindow::EndStep(absl::StatusOr<StepResult>* an
 std::vector<StatsCallback> GradientWindow::EndLook() {
   Open();
   return std::exchange(stats_waiters_, {});
+}
+
+std::vector<CommitCallback> GradientWindow::EndBlend() {
+  Open();
+  return std::exchange(blend_waiters_, {});
 }
 
 std::vector<GradientWindow::Tell> GradientWindow::Reopen() {

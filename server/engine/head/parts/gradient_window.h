@@ -89,6 +89,7 @@ class GradientWindow {
   void BeginFlush(std::vector<SessionMarks> marks, FlushEnd flush, FlushCallback done);
   void BeginStep(std::vector<SessionMarks> marks, const StepRequest& request, StepCallback done);
   void BeginLook(std::vector<SessionMarks> marks, LookEnd look, StatsCallback done);
+  void BeginBlend(BlendEnd blend, CommitCallback done);
   // How far a replica is, from one of these until the window is open again.
   EndingPhase phase() const { return phase_; }
   // By one with each of them.
@@ -98,7 +99,11 @@ class GradientWindow {
   const EndsBy& by() const { return *by_; }
   bool stepping() const { return by_.has_value() && std::holds_alternative<StepRequest>(*by_); }
   bool looking() const { return by_.has_value() && std::holds_alternative<LookEnd>(*by_); }
+  bool blending() const { return by_.has_value() && std::holds_alternative<BlendEnd>(*by_); }
+  // What holds the window leaves it as it is.
+  bool opens_again() const { return looking() || blending(); }
   const StepRequest& step() const { return std::get<StepRequest>(*by_); }
+  const BlendRequest& blend() const { return std::get<BlendEnd>(*by_).request; }
   float flush_scale() const { return window_.flush_scale; }
   const FlushInfo& flush() const { return window_.flush; }
   const FlushRecord& committed() const { return window_.committed; }
@@ -106,14 +111,15 @@ class GradientWindow {
   absl::Time begun() const { return begun_; }
   absl::Time sealed_at() const { return sealed_at_; }
 
-  // A call that comes to no answer, nor to an error, before a look is over, or what ends the window.
+  // A call that comes to no answer, nor to an error, before a look or a blend is over, or what ends the
+  // window.
   struct Behind {
     std::function<void()> again;
     std::function<void(const absl::Status&)> tell;
   };
   void WaitBehind(Behind behind) { behind_.push_back(std::move(behind)); }
   std::vector<std::function<void()>> TakeBehind();
-  // Whether somebody waits for the end of the window, for that of a flush that holds it, or for a look.
+  // Whether somebody waits for the end of the window, for that of a flush that holds it, a look or a blend.
   bool awaited() const;
   // Everybody who waits here, to be told something else than how it ended; those behind are left, or not.
   using Tell = std::function<void(const absl::Status&)>;
@@ -128,6 +134,8 @@ class GradientWindow {
   std::vector<StepCallback> EndStep(absl::StatusOr<StepResult>* answer);
   // The window is open again. Returns who waits for what was found.
   std::vector<StatsCallback> EndLook();
+  // The same of who waits for the new weights.
+  std::vector<CommitCallback> EndBlend();
   // The window is open again, and what began to end it has come to nothing.
   std::vector<Tell> Reopen();
 
@@ -179,6 +187,7 @@ class GradientWindow {
   std::vector<FlushCallback> flush_waiters_;
   std::vector<StepCallback> step_waiters_;
   std::vector<StatsCallback> stats_waiters_;
+  std::vector<CommitCallback> blend_waiters_;
   std::optional<FlushFate> asked_fate_;  // while somebody waits for it
   std::vector<FateCallback> fate_waiters_;
   std::vector<Behind> behind_;

@@ -33,7 +33,7 @@ size_t PieceRows(int64_t rows, int64_t row_bytes) {
 }
 
 bool IsWeight(const std::string& tensor) {
-  return tensor == "weight" || tensor == "master_weight" || tensor == "bias";
+  return tensor == "weight" || tensor == kMasterTensor || tensor == "bias";
 }
 
 // All of `tiles.kept`, one chunk behind the other.

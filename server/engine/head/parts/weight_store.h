@@ -18,12 +18,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/engine/head/parts/head_copy.h"
 #include "server/engine/head/parts/staged_write.h"
 
 namespace lossd::engine {
-
-// Told the version that a write became.
-using CommitCallback = std::function<void(absl::StatusOr<uint64_t>)>;
 
 // Whether a write may drop another one that is under way.
 enum class Replace { kYes, kNo };

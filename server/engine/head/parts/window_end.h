@@ -3,12 +3,14 @@
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_WINDOW_END_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "server/engine/chunk/session_marks.h"
+#include "server/engine/head/parts/head_copy.h"
 #include "server/engine/head/parts/optimizer_step.h"
 #include "server/engine/head/parts/window.h"
 
@@ -24,7 +26,13 @@ struct FlushEnd {
 struct LookEnd {
   double gradient_scale = 1;
 };
-using EndsBy = std::variant<StepRequest, FlushEnd, LookEnd>;
+// The weights of another head go into this one's. The window is open again afterwards.
+struct BlendEnd {
+  BlendRequest request;
+  std::shared_ptr<const void> lease = {};  // at the coordinator: the source's (Head::Lend)
+  double gradient_scale = 1;               // nothing is read
+};
+using EndsBy = std::variant<StepRequest, FlushEnd, LookEnd, BlendEnd>;
 // What the gradient is multiplied by.
 inline double ScaleOf(const EndsBy& by) {
   return std::visit([](const auto& one) { return static_cast<double>(one.gradient_scale); }, by);

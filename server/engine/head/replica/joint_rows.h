@@ -9,10 +9,27 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/data_type.h"
 #include "kernels/slices.h"
+#include "server/engine/device/weight_buffers.h"
 #include "server/engine/head/replica/part_rows.h"
 
 namespace lossd::engine {
+
+// What a caller wants of the weights, and where it goes.
+struct WantedRows {
+  kernels::RowSpan rows;
+  kernels::DataType type = kernels::DataType::kFloat32;
+  RowsOut out;
+};
+// At the coordinator. Between two that are equal no replica has changed its weights.
+struct WeightsPlace {
+  uint64_t version = 0;
+  uint64_t restores = 0;
+  uint64_t ending = 0;  // GradientWindow's
+
+  bool operator==(const WeightsPlace&) const = default;
+};
 
 struct JointRead {
   std::vector<std::vector<kernels::RowSpan>> slices;  // the rows of each (HeadBackend::SliceRows)

@@ -130,6 +130,10 @@ class SetUnderTest {
     options.create_together = [this](const HeadConfig& head) {
       return started_ ? sets_.at(0)->CreateTogether(head) : absl::OkStatus();
     };
+    options.copy_together = [this](const engine::HeadCopy& copy,
+                                   absl::FunctionRef<absl::Status()> copy_here) {
+      return sets_.at(0)->CopyTogether(copy, copy_here);
+    };
     options.delete_together = [this](const std::string& name, engine::Engine::DiscardGradient discard,
                                      absl::FunctionRef<absl::Status()> delete_here) {
       return sets_.at(0)->DeleteTogether(name, discard, delete_here);
