@@ -101,9 +101,9 @@ def test_handles_are_freed_in_any_order(server: lossd.Server) -> None:
         del client, head
         for index in order:
             handles[index].close()
-        for use in (handles[0].status, handles[1].info, lambda: handles[2].compute(*batch(8))):
+        for use, values in ((handles[0].status, ()), (handles[1].info, ()), (handles[2].compute, batch(8))):
             with pytest.raises(ValueError, match="closed"):
-                use()
+                use(*values)
     with server.client() as client:
         client.delete_head("any-order", discard_gradient=True)
 

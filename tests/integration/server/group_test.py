@@ -363,7 +363,7 @@ class Loss(TestCase):
     def test_a_parent_may_be_killed_and_started_again_at_once(self):
         """Its ranks die with it, but hold its folder and its port until the system has their memory back."""
         flags = ("--checkpoint_dir=" + os.path.join(self.folder, "checkpoints"), f"--listen=127.0.0.1:{free_port()}",
-                 "--restore", "--memory_limit_bytes=4G")
+                 "--restore", "--memory_limit_bytes=4G", "--rank_timeout=10m")
         config = head_pb2.HeadConfig(name="large", vocab_size=131072, hidden_size=1024, weight_dtype=F32)  # 1 GiB
         with contextlib.ExitStack() as servers:
             for _ in range(2):
