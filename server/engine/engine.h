@@ -107,8 +107,8 @@ struct EngineOptions {
   // At the coordinator: a head that is here is to be at all other replicas, or is to be deleted at all.
   // They wait. UNAVAILABLE if not all replicas are there; asked again, they do what is missing.
   std::function<absl::Status(const HeadConfig&)> create_together = {};
-  // The same of a copy, which `copy_here` makes: no window ends and nothing is published meanwhile, so that
-  // the source is the same everywhere.
+  // Makes a copy at all replicas; `copy_here` makes that of this one. No window ends and no write is
+  // published meanwhile, so that the source has one version everywhere.
   std::function<absl::Status(const HeadCopy&, absl::FunctionRef<absl::Status()> copy_here)> copy_together =
       {};
   // Whether another one had it; `delete_here` is called once it can be deleted at all of them.
@@ -346,7 +346,7 @@ class Engine {
  private:
   // Checkpoints of an earlier head of the name.
   enum class Earlier { kStay, kMarkDeleted };
-  // What makes a head at this replica, and what has all make it and calls the first one once for this.
+  // CreateOne makes a head at this replica. Together has all replicas make it, and calls `here` once.
   using CreateOne = absl::FunctionRef<absl::StatusOr<std::shared_ptr<Head>>()>;
   using Together = absl::FunctionRef<absl::Status(absl::FunctionRef<absl::Status()> here)>;
   absl::StatusOr<std::shared_ptr<Head>> CreateTogether(const std::string& name, CreateOne create_here,

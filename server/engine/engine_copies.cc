@@ -45,7 +45,7 @@ absl::StatusOr<CopiedHead> Engine::CopyHead(const HeadCopy& copy) {
                    absl::StrCat("name is ", copy.name, ", which is the source; give the copy another name"));
   }
   if (options_.copy_together == nullptr) return CopyHere(copy);
-  // What was copied here the others copy as well, or nothing.
+  // The other replicas copy the version that was copied here, or none.
   HeadCopy here_and_there = copy;
   const auto copy_here = [&]() -> absl::StatusOr<std::shared_ptr<Head>> {
     absl::StatusOr<CopiedHead> copied = CopyHere(copy);

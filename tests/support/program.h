@@ -9,8 +9,8 @@
 
 namespace lossd::testing {
 
-// A program that runs until it ends, or is killed with this object. What cannot be started, or does not end
-// within a minute of when it should, ends the test's process with a word. Not thread-safe.
+// A program that runs until it ends; the destructor kills it. A program that cannot be started, or does not
+// end within a minute of AwaitEnd, ends the test's process with a message. Not thread-safe.
 class Program {
  public:
   // words: the path of the program, and its arguments. output: a file that gets what it prints; empty: the
@@ -23,7 +23,7 @@ class Program {
   // Whether it has ended by itself; it need not be waited for.
   bool HasEnded();
   void Signal(int signal) const;
-  // Its exit status, or minus the signal that ended it.
+  // Waits. Returns the exit status, or minus the signal that ended the program.
   int AwaitEnd();
 
  private:

@@ -507,8 +507,8 @@ class Session {
   const std::string& id() const;          // valid until the next call of Compute
   const std::string& client_key() const;  // valid as long as the session
   int64_t reconnects() const;             // how often a stream was re-established
-  // What the server has set aside (SessionOptions::held_hidden_bytes): less than was asked for by a session
-  // that was open before where more is not free.
+  // Bytes that the server has set aside (SessionOptions::held_hidden_bytes). A session that was open before
+  // may have less than it asked for, if the server has no more.
   int64_t held_hidden_bytes() const;
   std::vector<LanePlace> lane_places()
       const;  // by lane; of one that no batch has used yet, as if it were here

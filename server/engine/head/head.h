@@ -221,7 +221,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Adds up the gradients of all replicas, which have so many tokens together. UNAVAILABLE if one was lost.
   void SumPart(uint64_t window_tokens, std::shared_ptr<const ReplicaCommunicators> replicas,
                std::function<void(absl::StatusOr<GradientStats>)> done);
-  // Steps by the sum, or blends, and gathers the weights; who reads them waits from here to PublishPart.
+  // Steps by the sum, or blends, and gathers the weights. Readers of the weights wait until PublishPart.
   // UNAVAILABLE if one was lost.
   void StepPart(const JointStep& step, std::shared_ptr<const ReplicaCommunicators> replicas,
                 std::function<void(absl::Status)> done);
@@ -310,7 +310,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // which `done` gets. That is a write of this id: the same call again answers the same, until another write
   // comes. INVALID_ARGUMENT if the heads do not fit each other, FAILED_PRECONDITION without weights, if the
   // versions are others than those that are named, while a write is under way, or if the window has gradients
-  // of the weights that there are. Over replicas the window is held until all have blended.
+  // of the present weights. Over replicas the window is held until all replicas have blended.
   void Blend(std::shared_ptr<Head> source, const BlendRequest& request, const CommitCallback& done);
 
   absl::StatusOr<uint64_t> SourceVersion(const BlendRequest& request) const;  // over replicas
@@ -480,7 +480,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // As a teacher: it is in use (lessons_) for as long as what this returns is kept.
   absl::StatusOr<std::shared_ptr<const void>> BeginLesson() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same as what a blend over replicas takes weights from. Errors as of CheckCopied.
+  // A blend over replicas takes weights from this head for as long. Errors as of CheckCopied.
   absl::StatusOr<std::shared_ptr<const void>> Lend(uint64_t weight_version) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<const void> LeaseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // As a teacher: the weights' version; NOT_FOUND if it was deleted, FAILED_PRECONDITION without weights.

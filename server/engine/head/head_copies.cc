@@ -10,7 +10,7 @@ namespace lossd::engine {
 
 absl::Status Head::CheckCopied(uint64_t weight_version) const {
   const MutexLock lock(mutex_);
-  // Over replicas rows are of two versions, or they are not what others have by now.
+  // Over replicas: a broken step leaves rows of two versions, a write may be published elsewhere already.
   if (environment_.place.shared() && (window_.phase() == EndingPhase::kStepping || publishing_prepared_)) {
     return absl::UnavailableError(
         absl::StrCat("the weights of head ", config_.name, " are being changed at all replicas; ask again"));
@@ -123,7 +123,7 @@ absl::StatusOr<std::optional<uint64_t>> Head::BeginBlendLocked(const BlendReques
   return std::nullopt;
 }
 
-// What is started later meets the new weights.
+// Batches that start later use the new weights; gradients in the window are of the old ones.
 absl::Status Head::CheckBlendableLocked() const {
   if (frozen() || sessions_.OnlyLooked()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "head",

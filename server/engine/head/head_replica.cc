@@ -10,7 +10,7 @@
 namespace lossd::engine {
 namespace {
 
-// It takes the window as it is: no marks say what is in it.
+// Whether `end` names no marks, and takes the window with whatever is in it.
 bool TakesAll(const WindowEnd& end) {
   if (std::holds_alternative<BlendEnd>(end.by)) return true;
   return end.marks.empty() && std::holds_alternative<LookEnd>(end.by);

@@ -1,4 +1,4 @@
-// What one head takes of another one, from messages and to them.
+// Copies and blends of heads, from messages and to them.
 #include "server/rpc/convert/convert.h"
 
 namespace lossd::rpc {

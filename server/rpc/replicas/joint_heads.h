@@ -18,7 +18,7 @@ namespace lossd::rpc {
 
 // The head is at all others.
 absl::Status CreateAtOthers(const OtherReplicas& others, const engine::HeadConfig& config);
-// The same of a copy that has been made here, of the weights that this replica's has.
+// Has the other replicas make a copy that was made here, of the version that was copied here.
 absl::Status CopyAtOthers(const OtherReplicas& others, const engine::HeadCopy& copy);
 // The head is at all others, in the place of heads of another configuration; what is created stays, whatever
 // happens.

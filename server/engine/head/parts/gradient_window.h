@@ -100,7 +100,7 @@ class GradientWindow {
   bool stepping() const { return by_.has_value() && std::holds_alternative<StepRequest>(*by_); }
   bool looking() const { return by_.has_value() && std::holds_alternative<LookEnd>(*by_); }
   bool blending() const { return by_.has_value() && std::holds_alternative<BlendEnd>(*by_); }
-  // What holds the window leaves it as it is.
+  // Whether a look or a blend holds the window, which stays as it is.
   bool opens_again() const { return looking() || blending(); }
   const StepRequest& step() const { return std::get<StepRequest>(*by_); }
   const BlendRequest& blend() const { return std::get<BlendEnd>(*by_).request; }
@@ -134,7 +134,7 @@ class GradientWindow {
   std::vector<StepCallback> EndStep(absl::StatusOr<StepResult>* answer);
   // The window is open again. Returns who waits for what was found.
   std::vector<StatsCallback> EndLook();
-  // The same of who waits for the new weights.
+  // The window is open again. Returns the callers that wait for the blended weights.
   std::vector<CommitCallback> EndBlend();
   // The window is open again, and what began to end it has come to nothing.
   std::vector<Tell> Reopen();

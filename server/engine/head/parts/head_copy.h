@@ -1,4 +1,4 @@
-// What a head takes of another one on the same device.
+// Copies of heads, and blends of their weights, on one device.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_HEAD_COPY_H_
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_HEAD_COPY_H_
 
@@ -38,7 +38,7 @@ struct BlendRequest {
   uint64_t target_version = 0;
 };
 
-// As what WeightStore notes them: a write, a copy and a blend of one id are three calls.
+// Ids as WeightStore keeps them: a write, a copy and a blend of one id are three calls.
 inline std::string NoteOfCopy(const std::string& copy_id) { return "copy:" + copy_id; }
 inline std::string NoteOfBlend(const std::string& blend_id) { return "blend:" + blend_id; }
 

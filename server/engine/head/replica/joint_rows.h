@@ -16,7 +16,7 @@
 
 namespace lossd::engine {
 
-// What a caller wants of the weights, and where it goes.
+// Rows of the weights that a caller wants, their type and their destination.
 struct WantedRows {
   kernels::RowSpan rows;
   kernels::DataType type = kernels::DataType::kFloat32;

@@ -96,7 +96,7 @@ Version Blend(engine::Engine& engine, double decay, const std::string& id = engi
   return BeginBlend(engine, {.source = "h", .decay = decay, .blend_id = id}).get();
 }
 
-// The same of one server, and of replicas: what is in it, in order.
+// Bits of the copy after each blend, in order; for one server and for replicas.
 std::vector<std::string> BitsOf(engine::Engine& coordinator, const std::function<void(uint64_t seed)>& write,
                                 const Kind& kind,
                                 const std::function<std::string(const std::string&)>& read) {
@@ -201,7 +201,7 @@ TEST_F(CopiedHeadTest, ABlendDoesNotWaitForTheEndOfAFlush) {
   EXPECT_TRUE(set_.servers().Abort(flush->flush_id).ok());
 }
 
-// What is asked for in one breath happens in one order, the same at both.
+// A step, a blend and a copy that are asked for together happen in one order at both replicas.
 TEST_F(CopiedHeadTest, AreOfOneVersionWhileTheirSourceIsStepped) {
   for (uint64_t generation = 1; generation <= 8; ++generation) {
     set_.servers().at(0).Compute(generation, 3, generation);
@@ -254,7 +254,7 @@ TEST_F(CopiedHeadTest, RefusedBlendsChangeNothing) {
   EXPECT_TRUE(set_.servers().Step(1, {.learning_rate = 0.1}).ok());
 }
 
-// Its source is published at one after the other, or put back.
+// The source of a blend is published at one replica after the other, or restored.
 class BlendedMeanwhileTest : public ::testing::Test {
  protected:
   BlendedMeanwhileTest() {
@@ -313,7 +313,7 @@ TEST_F(BlendedMeanwhileTest, AreAlikeWhileTheirSourceIsPutBack) {
   });
 }
 
-// One goes meanwhile: all have it, or nobody, when they have met again.
+// A replica is cut off meanwhile: all have the copy, or none, when they have met again.
 TEST(CopiesOfCheckpointedHeads, AreAtAllOrAtNoneWhateverIsCut) {
   const engine::CheckpointFolder folder;
   CheckpointedServers servers(SetSize{2}, MasterHead(), folder);
