@@ -365,6 +365,10 @@ void Engine::OnDeviceFailure(const absl::Status& status) {
 }
 
 void Engine::AwaitExchanges() {
+  {
+    // A deletion, a save or a restore that has begun is over before the replicas compare what they have.
+    const MutexLock quiet(checkpoint_mutex_);
+  }
   std::promise<void> reached;
   scheduler_.Post(nullptr, [&reached] { reached.set_value(); });
   reached.get_future().wait();

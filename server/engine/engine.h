@@ -313,9 +313,8 @@ class Engine {
   // since a restore that created it broke off. It goes back then, however alike its replicas are. Waits as
   // GoBack.
   bool IsHalfRestored(const Head& head) ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
-  // The replicas have parted (Head::LeaveEpoch), all of whose exchanges are over. Waits for a save, a restore
-  // or a deletion that has begun.
-  void LeaveEpoch() ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
+  // The replicas have parted (Head::LeaveEpoch): nobody is asked for anything any more.
+  void LeaveEpoch();
   // Does not wait for what is being saved.
   CheckpointDisk ReadCheckpointDisk() const;
   // Saves every head, when nothing comes any more: another engine with this incarnation and what this leaves
@@ -335,8 +334,8 @@ class Engine {
   // Waits until everything accepted so far has been applied and answered.
   void WaitIdle() { scheduler_.Flush(); }
   // Waits for what replicas exchange or publish, as far as it was asked for (Head::SumPart, StepPart,
-  // PublishPrepared).
-  void AwaitExchanges();
+  // PublishPrepared), and for a save, a restore or a deletion that has begun.
+  void AwaitExchanges() ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
   // The device has failed where no head has asked for anything. The first failure of all is told
   // (EngineOptions::on_device_failure).
   void OnDeviceFailure(const absl::Status& status);

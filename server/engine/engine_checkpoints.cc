@@ -419,8 +419,6 @@ void Engine::InstallRestored(Head& head) {
 }
 
 void Engine::LeaveEpoch() {
-  // A deletion, a save or a restore that has begun is over before the replicas compare what they have.
-  const MutexLock quiet(checkpoint_mutex_);
   for (const std::shared_ptr<Head>& head : Heads()) head->LeaveEpoch();
 }
 

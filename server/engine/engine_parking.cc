@@ -152,11 +152,18 @@ absl::Status Engine::BeginReturnLocked(const std::string& name, ParkedEntry* ent
 }
 
 bool Engine::AwaitHead(const std::string& name, std::function<void()> resume) {
-  const MutexLock lock(mutex_);
-  const auto it = parked_.find(name);
-  if (it == parked_.end() || !BeginReturnLocked(name, &it->second).ok()) return false;
-  it->second.waiting.push_back(std::move(resume));
-  return true;
+  std::shared_ptr<Head> here;
+  {
+    const MutexLock lock(mutex_);
+    const auto it = parked_.find(name);
+    if (it != parked_.end()) {
+      if (!BeginReturnLocked(name, &it->second).ok()) return false;
+      it->second.waiting.push_back(std::move(resume));
+      return true;
+    }
+    if (const auto found = heads_.find(name); found != heads_.end()) here = found->second;
+  }
+  return here != nullptr && here->AwaitLessons(std::move(resume));
 }
 
 // There is more room than there was.

@@ -125,7 +125,15 @@ absl::Status Head::MarkDeleted(const absl::Status& status, DiscardGradient disca
 }
 
 void Head::Shutdown(std::function<void()> released) {
-  EndStreams();
+  Resumes students;
+  absl::Status ended;
+  {
+    const MutexLock lock(mutex_);
+    ended = lifecycle_.alive();
+    students = std::exchange(students_, {});
+  }
+  EndStreams(ended);
+  Call(students);
   environment_.scheduler->Resume(this);
   const MutexLock lock(mutex_);
   PostLastLocked({.closes = LastTask::Closes::kNone, .changes_weights = true},
@@ -137,13 +145,10 @@ void Head::Shutdown(std::function<void()> released) {
                  });
 }
 
-// After the head has ended.
-void Head::EndStreams() {
+void Head::EndStreams(const absl::Status& status) {
   SessionTable::Cut cut;
-  absl::Status status;
   {
     const MutexLock lock(mutex_);
-    status = lifecycle_.alive();
     sessions_.DetachAll(&cut);
     FinishCutLocked(cut);
   }
@@ -182,7 +187,7 @@ void Head::OnDeviceFailure(const absl::Status& status) {
     const MutexLock lock(mutex_);
     lifecycle_.End(status);
   }
-  EndStreams();
+  EndStreams(status);
   environment_.scheduler->Resume(this);  // what waits is told
   environment_.on_device_failure(status);
 }

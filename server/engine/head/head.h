@@ -37,6 +37,7 @@
 #include "server/engine/head/parts/head_state.h"
 #include "server/engine/head/parts/head_state_io.h"
 #include "server/engine/head/parts/lane.h"
+#include "server/engine/head/parts/leases.h"
 #include "server/engine/head/parts/lifecycle.h"
 #include "server/engine/head/parts/logits_call.h"
 #include "server/engine/head/parts/logits_queue.h"
@@ -67,8 +68,9 @@ struct HeadEnvironment {
   const RegionTable* regions = nullptr;
   // Heads of the same device, by name; NOT_FOUND if there is none. Called without any lock of a head held.
   std::function<absl::StatusOr<std::shared_ptr<Head>>(const std::string&)> find_head;
-  // True of a head that is parked, or on its way back, and `resume` is called when it is there, or could not
-  // come. Likewise; it may be called before this returns.
+  // True of a head that is parked, or on its way back, or whose weights are being changed at all replicas,
+  // and `resume` is called when it may teach, or could not come. Likewise; it may be called before this
+  // returns.
   std::function<bool(const std::string& name, std::function<void()> resume)> await_head;
   // All of them. Likewise.
   std::function<std::vector<std::shared_ptr<Head>>()> heads;
@@ -315,6 +317,11 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
 
   absl::StatusOr<uint64_t> SourceVersion(const BlendRequest& request) const;  // over replicas
 
+  // Chunks of other heads that this one is to teach cannot be taken now, since its weights are being changed
+  // at all replicas, or put back: calls `resume`, perhaps before this returns, when they can be tried again.
+  // False: they can.
+  bool AwaitLessons(std::function<void()> resume);
+
   // Logits (head_logits.cc)
 
   // Computes logits with the weights there are when their turn comes; `done` is called on the device thread,
@@ -478,17 +485,19 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckRoomForRejectionLocked(const Chunk& chunk, const absl::Status& rejection,
                                            const LaneAttachment& attachment) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // As a teacher: it is in use (lessons_) for as long as what this returns is kept.
+  // As a teacher: it is in use (lessons_) for as long as what this returns is kept. Errors as of
+  // TeacherVersion; UNAVAILABLE while its weights are changed at all replicas, or put back.
   absl::StatusOr<std::shared_ptr<const void>> BeginLesson() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CheckTeachesLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A blend over replicas takes weights from this head for as long. Errors as of CheckCopied.
   absl::StatusOr<std::shared_ptr<const void>> Lend(uint64_t weight_version) ABSL_LOCKS_EXCLUDED(mutex_);
-  std::shared_ptr<const void> LeaseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // As a teacher: the weights' version; NOT_FOUND if it was deleted, FAILED_PRECONDITION without weights.
   absl::StatusOr<uint64_t> TeacherVersion() const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<uint64_t> TeacherVersionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The end of the head (head.cc).
   absl::Status CheckDiscardLocked(DiscardGradient discard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void EndStreams() ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndStreams(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void Release() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The window (head_window.cc). A flush and a step begin alike: the answer, unless it is to come; then
@@ -574,8 +583,12 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // SealPart's answer to that; none if `end` is to begin.
   std::optional<absl::StatusOr<uint64_t>> TakenPartLocked(const WindowEnd& end)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // On the device thread; `ending` is GradientWindow's, of when it was asked for.
-  absl::StatusOr<uint64_t> SealedPart(uint64_t ending, const WindowEnd& end) ABSL_LOCKS_EXCLUDED(mutex_);
+  // On the device thread; `epoch` is JointCheckpoint's and `ending` GradientWindow's, of when it was asked
+  // for. What changes the weights waits for chunks that are computed with them.
+  void SealUntaught(uint64_t epoch, uint64_t ending, const WindowEnd& end,
+                    const std::function<void(absl::StatusOr<uint64_t>)>& done) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<uint64_t> SealedPart(uint64_t epoch, uint64_t ending, const WindowEnd& end)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<GradientStats> SumNow(uint64_t ending, uint64_t window_tokens,
                                        const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators& replicas)
@@ -592,7 +605,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void CountStepLocked(StepResult* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next window has begun, or this one is open again; returns who waited for that.
   Resumes BeginWindowLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Chunks and calls that wait for what becomes of the window.
+  // Chunks and calls that wait for what becomes of the window, and chunks that this head is to teach.
   Resumes TakeWaitingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckStatsLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -745,7 +758,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                                                 const std::vector<SessionMarks>& named)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status SumCapturedNow(const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<RestoringPart> BeginRestorePartNow(uint64_t epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  void BeginRestorePartNow(uint64_t epoch, const std::function<void(absl::StatusOr<RestoringPart>)>& done)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status BeginRestorePartLocked(uint64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Only a restore that comes to its end mends what is done from here on.
   absl::Status BeginOverwriting() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status FinishRestoreNow(const RestoredPart& part, const StateSource& source,
@@ -774,7 +789,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   Lifecycle lifecycle_ ABSL_GUARDED_BY(mutex_);
   // Chunks, of any head, that this one teaches and that are not done. More only with the lock, while it is
   // alive; fewer at any time.
-  const std::shared_ptr<std::atomic<int64_t>> lessons_ = std::make_shared<std::atomic<int64_t>>(0);
+  const std::shared_ptr<Leases> lessons_ = std::make_shared<Leases>();
+  const std::shared_ptr<Leases> lent_ = std::make_shared<Leases>();  // blends over replicas (Lend); likewise
+  Resumes students_ ABSL_GUARDED_BY(mutex_);                         // AwaitLessons
   HeadHistory history_ ABSL_GUARDED_BY(mutex_);
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   GradientWindow window_ ABSL_GUARDED_BY(mutex_);

@@ -394,13 +394,14 @@ void Head::Install(RestoreAs as, const RestoreNumbers& numbers, HeadCheckpoint s
 
 // The device has a part of the checkpoint, and the disk does not give the rest.
 void Head::EndInPieces(const absl::Status& status) {
+  const absl::Status ended = Refused(
+      absl::StatusCode::kDataLoss, absl::StrCat("a restore of head ", config_.name, " broke off (",
+                                                status.message(), "): delete the head and restore it again"));
   {
     const MutexLock lock(mutex_);
-    lifecycle_.End(Refused(absl::StatusCode::kDataLoss,
-                           absl::StrCat("a restore of head ", config_.name, " broke off (", status.message(),
-                                        "): delete the head and restore it again")));
+    lifecycle_.End(ended);
   }
-  EndStreams();
+  EndStreams(ended);
 }
 
 }  // namespace lossd::engine

@@ -301,6 +301,8 @@ absl::StatusOr<Head::Admission> Head::AdmitLocked(const LaneAttachment& attachme
                                             " expects ", (*lane)->accepted + 1),
                                attachment.session_id);
   }
+  // What is taken while the head is put back counts for nothing, and its line at the device may stand still.
+  if (lifecycle_.restoring()) return Admission::kWait;
   if (place == AccumulationLedger::Place::kRepeat) return Admission::kRepeat;
   if (lifecycle_.deleting()) return Admission::kWait;
   switch (window_.TurnOf(chunk.generation)) {

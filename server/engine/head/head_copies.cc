@@ -29,7 +29,7 @@ absl::Status Head::CheckCopiedLocked(uint64_t weight_version) const {
 absl::StatusOr<std::shared_ptr<const void>> Head::Lend(uint64_t weight_version) {
   const MutexLock lock(mutex_);
   if (absl::Status can = CheckCopiedLocked(weight_version); !can.ok()) return can;
-  return LeaseLocked();
+  return lent_->Take();
 }
 
 void Head::CopyFrom(std::shared_ptr<Head> source, uint64_t weight_version, std::string copy_id,
@@ -216,7 +216,7 @@ std::optional<absl::StatusOr<uint64_t>> Head::BeginBlendTogetherLocked(BlendEnd 
 }
 
 absl::Status Head::CheckNotLentLocked() const {
-  if (*lessons_ == 0) return absl::OkStatus();
+  if (lent_->taken() == 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("the weights of head ", config_.name,
                                              " go into another head's at all replicas; ask again"));
 }

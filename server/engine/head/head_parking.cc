@@ -70,7 +70,7 @@ absl::Status Head::CheckUnusedLocked() const {
                   absl::StrCat("it has ", open, open == 1 ? " open session" : " open sessions",
                                "; close them, or wait until their leases end (--session_lease)"));
   }
-  if (const int64_t taught = *lessons_; taught > 0) {
+  if (const int64_t taught = lessons_->taken(); taught > 0) {
     return in_use(absl::StatusCode::kFailedPrecondition,
                   absl::StrCat("it teaches ", taught, taught == 1 ? " chunk" : " chunks",
                                " of sessions that are under way; try again when they are done"));

@@ -50,15 +50,22 @@ void Head::GoOnPart(const absl::Status& why) {
   DropPrepared(why);
   TellWaiting(why);
   CancelRestorePart();
-  // The head may have been abandoned in an epoch that was over before it went back.
-  const MutexLock lock(mutex_);
-  lifecycle_.EndRestore();
+  Resumes waiting;
+  {
+    // The head may have been abandoned in an epoch that was over before it went back.
+    const MutexLock lock(mutex_);
+    lifecycle_.EndRestore();
+    waiting = TakeWaitingLocked();
+  }
+  Call(waiting);
 }
 
 void Head::AbandonPart(const absl::Status& why) {
   std::vector<GradientWindow::Tell> callers;
+  absl::Status goes_back;
   {
     const MutexLock lock(mutex_);
+    goes_back = GoesBackLocked();
     // Its line at the device is paused: some rows are new, or all are those of a checkpoint that does not
     // count.
     const bool overwritten =
@@ -66,11 +73,14 @@ void Head::AbandonPart(const absl::Status& why) {
     if (overwritten) joint_.restoring = RestorePhase::kOverwritten;
     if (window_.state() == WindowState::kSealing) callers = window_.Reopen();
     joint_.restored.reset();
-    lifecycle_.BeginRestore(GoesBackLocked());
+    lifecycle_.BeginRestore(goes_back);
   }
   for (const GradientWindow::Tell& tell : callers) tell(why);
   DropPrepared(why);
   TellWaiting(why);
+  // What it was given does not count. A head that teaches some of it may go back before this one, and waits
+  // until nobody computes with its weights.
+  EndStreams(goes_back);
 }
 
 absl::Status Head::GoesBackLocked() const {
@@ -166,8 +176,10 @@ void Head::SealPart(const WindowEnd& end, const std::function<void(absl::StatusO
     if (!answer.has_value()) {
       std::optional<std::vector<SessionMarks>> marks;
       if (!TakesAll(end)) marks = MarksAt(environment_.place, end.marks);
-      PostLastLocked({.marks = std::move(marks)}, [self = shared_from_this(), ending = window_.ending(), end,
-                                                   done] { done(self->SealedPart(ending, end)); });
+      PostLastLocked({.marks = std::move(marks)},
+                     [self = shared_from_this(), epoch = joint_.epoch, ending = window_.ending(), end, done] {
+                       self->SealUntaught(epoch, ending, end, done);
+                     });
     }
   }
   if (answer.has_value()) done(*std::move(answer));
@@ -216,8 +228,22 @@ absl::Status Head::BeginPartLocked(const WindowEnd& end) {
 }
 
 // Everything accepted before the window was sealed has been processed by now.
-absl::StatusOr<uint64_t> Head::SealedPart(uint64_t ending, const WindowEnd& end) {
+void Head::SealUntaught(uint64_t epoch, uint64_t ending, const WindowEnd& end,
+                        const std::function<void(absl::StatusOr<uint64_t>)>& done) {
+  bool waits = ChangesWeights(end.by) && lessons_->taken() > 0;
+  if (waits) {
+    const MutexLock lock(mutex_);
+    waits = CheckEpochLocked(epoch).ok() && CheckPhaseLocked(ending, EndingPhase::kOpen).ok();
+  }
+  if (!waits) return done(SealedPart(epoch, ending, end));
+  lessons_->WhenNone([self = shared_from_this(), epoch, ending, end, done] {
+    self->PostExchange([self, epoch, ending, end, done] { self->SealUntaught(epoch, ending, end, done); });
+  });
+}
+
+absl::StatusOr<uint64_t> Head::SealedPart(uint64_t epoch, uint64_t ending, const WindowEnd& end) {
   const MutexLock lock(mutex_);
+  if (absl::Status same = CheckEpochLocked(epoch); !same.ok()) return same;
   if (absl::Status phase = CheckPhaseLocked(ending, EndingPhase::kOpen); !phase.ok()) return phase;
   if (absl::Status sealed = CheckSealedLocked(); !sealed.ok()) return sealed;
   // A write that was committed before may have been published meanwhile.

@@ -20,15 +20,35 @@ void Head::BeginRestorePart(std::function<void(absl::StatusOr<RestoringPart>)> d
     paused = joint_.restoring != RestorePhase::kNone;
   }
   auto begin = [self = shared_from_this(), epoch, done = std::move(done)] {
-    done(self->BeginRestorePartNow(epoch));
+    self->BeginRestorePartNow(epoch, done);
   };
   // Nothing of a head whose restore broke off is under way.
   if (paused) return PostExchange(std::move(begin));
   PostSettled(std::move(begin));
 }
 
-absl::StatusOr<RestoringPart> Head::BeginRestorePartNow(uint64_t epoch) {
-  const MutexLock lock(mutex_);
+// Chunks that are computed with the weights are done before these are changed, and no more come.
+void Head::BeginRestorePartNow(uint64_t epoch,
+                               const std::function<void(absl::StatusOr<RestoringPart>)>& done) {
+  absl::StatusOr<RestoringPart> begun;
+  bool taught = false;
+  {
+    const MutexLock lock(mutex_);
+    if (absl::Status status = BeginRestorePartLocked(epoch); status.ok()) {
+      begun = RestoringPart{environment_.incarnation, weights_.version()};
+      taught = lessons_->taken() > 0;
+      if (!taught) environment_.scheduler->Pause(this);
+    } else {
+      begun = std::move(status);
+    }
+  }
+  if (!taught) return done(std::move(begun));
+  lessons_->WhenNone([self = shared_from_this(), epoch, done] {
+    self->PostExchange([self, epoch, done] { self->BeginRestorePartNow(epoch, done); });
+  });
+}
+
+absl::Status Head::BeginRestorePartLocked(uint64_t epoch) {
   if (absl::Status same = CheckEpochLocked(epoch); !same.ok()) return same;
   if (!lifecycle_.admits().ok()) return lifecycle_.admits();
   if (joint_.restoring == RestorePhase::kNone) {
@@ -42,12 +62,11 @@ absl::StatusOr<RestoringPart> Head::BeginRestorePartNow(uint64_t epoch) {
     joint_.restoring = RestorePhase::kBegun;
     lifecycle_.BeginRestore(MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
                                       absl::StrCat("head ", config_.name, " is being restored")));
-    environment_.scheduler->Pause(this);
   } else if (joint_.restoring == RestorePhase::kReady) {
     joint_.restoring = RestorePhase::kOverwritten;
     joint_.restored.reset();
   }
-  return RestoringPart{environment_.incarnation, weights_.version()};
+  return absl::OkStatus();
 }
 
 absl::Status Head::CheckRestorable(const HeadCheckpoint& state) const {
@@ -66,7 +85,9 @@ absl::Status Head::CheckRestorable(const HeadCheckpoint& state) const {
 absl::Status Head::BeginOverwriting() {
   const MutexLock lock(mutex_);
   if (joint_.restoring == RestorePhase::kNone) {
-    return absl::FailedPreconditionError(absl::StrCat("no restore of head ", config_.name, " has begun"));
+    return absl::UnavailableError(
+        absl::StrCat("the replicas of head ", config_.name,
+                     " have parted, and its restore has come to nothing; try again"));
   }
   joint_.restoring = RestorePhase::kOverwritten;
   joint_.restored.reset();
@@ -122,11 +143,16 @@ FileKeys Head::InstallRestoredPart() {
 }
 
 void Head::CancelRestorePart() {
-  const MutexLock lock(mutex_);
-  if (joint_.restoring != RestorePhase::kBegun) return;
-  joint_.restoring = RestorePhase::kNone;
-  lifecycle_.EndRestore();
-  environment_.scheduler->Resume(this);
+  Resumes waiting;
+  {
+    const MutexLock lock(mutex_);
+    if (joint_.restoring != RestorePhase::kBegun) return;
+    joint_.restoring = RestorePhase::kNone;
+    lifecycle_.EndRestore();
+    environment_.scheduler->Resume(this);
+    waiting = TakeWaitingLocked();
+  }
+  Call(waiting);
 }
 
 }  // namespace lossd::engine

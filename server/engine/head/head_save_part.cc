@@ -43,6 +43,7 @@ void Head::LeaveEpoch() {
   }
   ReleaseCaptured();
   CancelRestorePart();
+  lessons_->EndWaits();
 }
 
 absl::StatusOr<Head::BegunSave> Head::BeginSave() {

@@ -32,20 +32,36 @@ absl::StatusOr<Head::Taught> Head::FindTeacher(const ChunkDistillation& distilla
 }
 
 absl::StatusOr<std::shared_ptr<const void>> Head::BeginLesson() {
-  if (absl::StatusOr<uint64_t> version = TeacherVersion(); !version.ok()) return version.status();
   const MutexLock lock(mutex_);
-  if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  return LeaseLocked();
+  if (absl::Status teaches = CheckTeachesLocked(); !teaches.ok()) return teaches;
+  if (absl::StatusOr<uint64_t> version = TeacherVersionLocked(); !version.ok()) return version.status();
+  return lessons_->Take();
 }
 
-std::shared_ptr<const void> Head::LeaseLocked() {
-  ++*lessons_;
-  return std::shared_ptr<const void>(nullptr, [lessons = lessons_](const void*) { --*lessons; });
+bool Head::AwaitLessons(std::function<void()> resume) {
+  const MutexLock lock(mutex_);
+  if (CheckTeachesLocked().ok()) return false;
+  students_.push_back(std::move(resume));
+  return true;
+}
+
+// Replicas change weights, or put them back, in several tasks of the device, and batches of other heads may
+// run in between. So no lesson begins meanwhile, and those that have begun are over before.
+absl::Status Head::CheckTeachesLocked() const {
+  if (!environment_.place.shared() || !lifecycle_.alive().ok()) return absl::OkStatus();
+  const bool changes = window_.state() == WindowState::kSealing && ChangesWeights(window_.by());
+  if (!changes && lifecycle_.may_end_window().ok()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kUnavailable, RejectReason::kConflict, kTeacherField,
+                   absl::StrCat(kTeacherField, " is ", config_.name,
+                                ", whose weights are being changed at all replicas; send the chunk again"));
 }
 
 absl::StatusOr<uint64_t> Head::TeacherVersion() const {
-  if (absl::Status alone = CheckAlone("it teaches none"); !alone.ok()) return alone;
   const MutexLock lock(mutex_);
+  return TeacherVersionLocked();
+}
+
+absl::StatusOr<uint64_t> Head::TeacherVersionLocked() const {
   if (const absl::Status& ended = lifecycle_.alive(); !ended.ok()) {
     return MakeError(ended.code(), ReasonOf(ended), kTeacherField,
                      absl::StrCat(kTeacherField, ": ", ended.message()));

@@ -92,6 +92,7 @@ Head::Resumes Head::BeginWindowLocked() {
 Head::Resumes Head::TakeWaitingLocked() {
   Resumes waiting = sessions_.TakeWaiting();
   for (std::function<void()>& call : window_.TakeBehind()) waiting.push_back(std::move(call));
+  for (Resume& student : std::exchange(students_, {})) waiting.push_back(std::move(student));
   return waiting;
 }
 

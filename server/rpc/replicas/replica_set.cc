@@ -334,9 +334,9 @@ void MeetingReplica::Run() {
     // An exchange may wait for replicas that have left it, and does not notice by itself.
     meeting->Lose(ended);
     Tell(ended);
-    // What is still under way comes to nothing, or to what the next hello says.
-    AwaitQuiet();
+    // What is still under way comes to nothing, or to what the next hello says. What waits for others ends.
     engine_->LeaveEpoch();
+    AwaitQuiet();
     if (stopping()) return;
     pause = absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended) ? kPause : kLongPause;
   } while (Sleep(pause));

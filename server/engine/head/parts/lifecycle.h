@@ -14,9 +14,10 @@ class Lifecycle {
  public:
   // From now on there are no new streams and chunks: they get `status`. What was accepted goes on.
   void Drain(absl::Status status) { draining_ = std::move(status); }
-  // No window ends, and nothing is published, until EndRestore: such calls get `status`.
+  // No window ends, and nothing is published, until EndRestore: such calls get `status`. Chunks wait.
   void BeginRestore(absl::Status status) { restoring_ = std::move(status); }
   void EndRestore() { restoring_ = absl::OkStatus(); }
+  bool restoring() const { return !restoring_.ok(); }
   // New chunks wait, until this is over: the head may be deleted. No window ends meanwhile, and nothing is
   // published: such calls get `status`.
   void BeginDeletion(absl::Status status) { deleting_ = std::move(status); }

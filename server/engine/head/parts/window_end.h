@@ -37,6 +37,9 @@ using EndsBy = std::variant<StepRequest, FlushEnd, LookEnd, BlendEnd>;
 inline double ScaleOf(const EndsBy& by) {
   return std::visit([](const auto& one) { return static_cast<double>(one.gradient_scale); }, by);
 }
+inline bool ChangesWeights(const EndsBy& by) {
+  return std::holds_alternative<StepRequest>(by) || std::holds_alternative<BlendEnd>(by);
+}
 // Empty if it is no flush.
 inline std::string FlushIdOf(const EndsBy& by) {
   const auto* const flush = std::get_if<FlushEnd>(&by);
