@@ -23,8 +23,8 @@ class CheckpointReader : public StateSource {
   CheckpointReader(const DurableFiles* files, std::string folder, std::string tag, Manifest manifest)
       : files_(files), folder_(std::move(folder)), tag_(std::move(tag)), manifest_(std::move(manifest)) {}
 
-  // Reads everything once: DATA_LOSS naming the file whose size or checksum is another one. After it,
-  // checkpoint() is complete: with class weights, and the chunks that tiles keep.
+  // Reads everything once, several files at a time: DATA_LOSS naming the file whose size or checksum is
+  // another one. After it, checkpoint() is complete: with class weights, and the chunks that tiles keep.
   absl::Status Verify();
   // The file must have been verified.
   absl::Status Read(const std::string& name, int64_t offset, std::span<std::byte> out) const override;
@@ -37,7 +37,9 @@ class CheckpointReader : public StateSource {
  private:
   friend class CheckpointStore;
   std::string Path(const std::string& name) const;
-  absl::Status VerifyFile(const std::string& name, const CheckpointFile& expected);
+  absl::Status Open(const std::string& name);
+  absl::Status VerifyFiles();
+  absl::Status VerifyFile(const std::string& name, const CheckpointFile& expected) const;
   absl::Status LoadClassWeights();
   absl::Status LoadTiles(uint64_t session_number, DeterministicTiles::Content* tiles) const;
 

@@ -5,12 +5,14 @@
 #include <deque>
 #include <functional>
 #include <future>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "kernels/slices.h"
+#include "server/engine/common/worker_pool.h"
 #include "server/engine/device/optimizer_state.h"
 #include "server/engine/head/replica/joint_rows.h"
 #include "server/engine/replicas/all_parts.h"
@@ -23,7 +25,7 @@ namespace {
 using kernels::RowSpan;
 
 // Pieces of rows that are on their way at once, so that neither the disk nor the network waits.
-constexpr size_t kPiecesUnderWay = 4;
+constexpr int kPiecesUnderWay = 4;
 
 // Rows of one slice, and the replica that steps them.
 struct Piece {
@@ -142,7 +144,7 @@ absl::Status JointSave::ReadAll(
   const std::vector<Piece> pieces = PiecesOf(head_, row_bytes);
   std::deque<Answered> asked;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    while (asked.size() < kPiecesUnderWay && i + asked.size() < pieces.size()) {
+    while (std::ssize(asked) < kPiecesUnderWay && i + asked.size() < pieces.size()) {
       asked.push_back(Read(tensor, pieces[i + asked.size()]));
     }
     const absl::StatusOr<std::string> bytes = asked.front().get();
@@ -197,13 +199,16 @@ class JointRestore {
  private:
   absl::StatusOr<FileKeys> RestoreAll(RestoreNumbers numbers);
   absl::Status WriteTensor(const StateTensor& tensor);
+  std::future<absl::StatusOr<std::string>> Read(const std::string& tensor, const Piece& piece,
+                                                int64_t row_bytes);
   // To the replica that steps these rows.
-  void Write(const std::string& tensor, const Piece& piece, const std::string& bytes,
+  void Write(const std::string& tensor, const Piece& piece, std::string bytes,
              std::deque<std::future<absl::Status>>* asked);
 
   Head& head_;
   AllParts parts_;
   const StateSource& source_;
+  WorkerPool readers_{kPiecesUnderWay};
 };
 
 absl::StatusOr<FileKeys> JointRestore::Restore(RestoreNumbers numbers) {
@@ -247,17 +252,31 @@ absl::StatusOr<FileKeys> JointRestore::RestoreAll(RestoreNumbers numbers) {
   return head_.InstallRestoredPart();
 }
 
-void JointRestore::Write(const std::string& tensor, const Piece& piece, const std::string& bytes,
+std::future<absl::StatusOr<std::string>> JointRestore::Read(const std::string& tensor, const Piece& piece,
+                                                            int64_t row_bytes) {
+  const auto answer = std::make_shared<std::promise<absl::StatusOr<std::string>>>();
+  readers_.Run([this, file = TensorFile(tensor), rows = piece.rows, row_bytes, answer] {
+    std::string bytes(static_cast<size_t>(rows.count * row_bytes), '\0');
+    const absl::Status read =
+        source_.Read(file, rows.first * row_bytes, std::as_writable_bytes(std::span(bytes)));
+    answer->set_value(read.ok() ? absl::StatusOr<std::string>(std::move(bytes)) : read);
+  });
+  return answer->get_future();
+}
+
+void JointRestore::Write(const std::string& tensor, const Piece& piece, std::string bytes,
                          std::deque<std::future<absl::Status>>* asked) {
-  // Others gather what they do not step, but of a head that nothing steps.
-  const bool all = head_.config().weight_gradients == WeightGradients::kFrozen;
-  for (int32_t replica = 0; replica < parts_.size(); ++replica) {
-    if (!all && replica != piece.owner) continue;
+  const auto write = [&](int32_t replica, std::string rows) {
     const auto answer = std::make_shared<std::promise<absl::Status>>();
     asked->push_back(answer->get_future());
-    parts_.at(replica).WriteRows({tensor, piece.rows}, bytes,
+    parts_.at(replica).WriteRows({tensor, piece.rows}, std::move(rows),
                                  [answer](const absl::Status& written) { answer->set_value(written); });
+  };
+  // Others gather what they do not step, but of a head that nothing steps.
+  if (head_.config().weight_gradients != WeightGradients::kFrozen) {
+    return write(piece.owner, std::move(bytes));
   }
+  for (int32_t replica = 0; replica < parts_.size(); ++replica) write(replica, bytes);
 }
 
 absl::Status JointRestore::WriteTensor(const StateTensor& tensor) {
@@ -270,12 +289,16 @@ absl::Status JointRestore::WriteTensor(const StateTensor& tensor) {
       asked.pop_front();
     }
   };
-  for (const Piece& piece : PiecesOf(head_, row_bytes)) {
-    std::string bytes(static_cast<size_t>(piece.rows.count * row_bytes), '\0');
-    status.Update(source_.Read(TensorFile(tensor.name), piece.rows.first * row_bytes,
-                               std::as_writable_bytes(std::span(bytes))));
-    if (!status.ok()) break;
-    Write(tensor.name, piece, bytes, &asked);
+  const std::vector<Piece> pieces = PiecesOf(head_, row_bytes);
+  std::deque<std::future<absl::StatusOr<std::string>>> read;
+  for (size_t i = 0; i < pieces.size() && status.ok(); ++i) {
+    while (std::ssize(read) < kPiecesUnderWay && i + read.size() < pieces.size()) {
+      read.push_back(Read(tensor.name, pieces[i + read.size()], row_bytes));
+    }
+    absl::StatusOr<std::string> bytes = read.front().get();
+    read.pop_front();
+    status.Update(bytes.status());
+    if (status.ok()) Write(tensor.name, pieces[i], *std::move(bytes), &asked);
     await_all_but(2 * kPiecesUnderWay);
   }
   await_all_but(0);

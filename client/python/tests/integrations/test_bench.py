@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ import real_step  # noqa: E402
 STEP = ["--layers=1", "--hidden=32", "--intermediate=48", "--heads=2", "--kv-heads=1", "--batch=2", "--length=16"]
 
 
-def run(program: str, *words: str) -> str:
-    command = [sys.executable, str(BENCH / program), "--device=cpu", *words]
+def run(program: str, *words: str, devices: Sequence[str] = ("--device=cpu",)) -> str:
+    command = [sys.executable, str(BENCH / program), *devices, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -65,6 +66,17 @@ def test_steps_beside_saves(tmp_path: Path) -> None:
     assert report["checkpoint_bytes"] >= 2048 * 128 * 10
     assert report["ratio"] > 0 and report["steps_beside_a_save"] > 0
     assert f"ratio {report['ratio']:.3f}" in said
+
+
+def test_a_replica_that_is_killed(tmp_path: Path) -> None:
+    figures = tmp_path / "kills.json"
+    sizes = ["--vocab=2048", "--hidden=128", "--tokens=64", "--kills=1", "--flag=--memory_limit_bytes=1G"]
+    of_both = ("--devices", "cpu", "cpu")
+    said = run("replica_restart.py", *sizes, f"--folder={tmp_path}", f"--json={figures}", devices=of_both)
+    report = json.loads(figures.read_text())
+    assert [len(seconds) for seconds in report["seconds"]] == [1, 1]
+    assert report["checkpoint_bytes"] >= 2048 * 128 * 12
+    assert "replica 1 killed: stepping again after" in said
 
 
 def result(mode: str, *losses: float) -> dict[str, Any]:
