@@ -783,7 +783,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   GradientSet gradients_;
   BatchRunner batches_;
   TeacherLease teaching_;
-  uint64_t gradient_changes_ = 0;  // counted: two equal numbers are equal gradients
+  std::atomic<uint64_t> gradient_changes_ = 0;  // counted: two equal numbers are equal gradients
   std::atomic<int64_t> checkpoint_steps_ = 0;
 
   Lifecycle lifecycle_ ABSL_GUARDED_BY(mutex_);

@@ -146,7 +146,7 @@ StateKeys Head::KeysLocked() const {
   const std::string head = absl::StrCat(number_, ".", history_.restores(), ".");
   return {.weights = absl::StrCat(head, weights_.version()),
           .optimizer = absl::StrCat(head, weights_.optimizer_steps()),
-          .gradients = absl::StrCat(head, window_.generation(), ".", gradient_changes_)};
+          .gradients = absl::StrCat(head, window_.generation(), ".", gradient_changes_.load())};
 }
 
 // Saves that steps make due
