@@ -30,6 +30,7 @@
 #include "server/engine/common/replica_place.h"
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/replica_communicators.h"
+#include "server/engine/head/head_environment.h"
 #include "server/engine/head/parts/batch_runner.h"
 #include "server/engine/head/parts/gradient_set.h"
 #include "server/engine/head/parts/gradient_window.h"
@@ -57,49 +58,6 @@
 #include "server/engine/schedule/batch_scheduler.h"
 
 namespace lossd::engine {
-
-class Head;
-
-// What a head shares with the rest of the engine; all of it outlives the head.
-struct HeadEnvironment {
-  BatchScheduler* scheduler = nullptr;
-  Device* device = nullptr;
-  Counters* counters = nullptr;
-  const RegionTable* regions = nullptr;
-  // Heads of the same device, by name; NOT_FOUND if there is none. Called without any lock of a head held.
-  std::function<absl::StatusOr<std::shared_ptr<Head>>(const std::string&)> find_head;
-  // True of a head that is parked, or on its way back, or whose weights are being changed at all replicas,
-  // and `resume` is called when it may teach, or could not come. Likewise; it may be called before this
-  // returns.
-  std::function<bool(const std::string& name, std::function<void()> resume)> await_head;
-  // All of them. Likewise.
-  std::function<std::vector<std::shared_ptr<Head>>()> heads;
-  std::shared_ptr<MemoryBudget> budget;  // of the device
-  ChunkLimits limits;
-  // How long chunks of a deterministic session wait for others to bring what is missing before them.
-  absl::Duration place_timeout = absl::Seconds(10);
-  std::string incarnation;
-  ReplicaPlace place;
-  // At the coordinator of replicas: has all of them end this head's window (EndWindow). Called without any
-  // lock held.
-  std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together = {};
-  // The same: has all of them publish this write, which is prepared here (Head::PrepareWrite).
-  std::function<void(std::shared_ptr<Head>, std::shared_ptr<StagedWrite>)> publish_together = {};
-  // There: another replica of this head. UNAVAILABLE if not all are there.
-  std::function<absl::StatusOr<std::shared_ptr<ReplicaPart>>(const Head&, int32_t replica)> find_part = {};
-  // Told, perhaps by several heads, when the device can no longer be trusted.
-  std::function<void(const absl::Status&)> on_device_failure;
-  // When the device was done with its last batch, of whatever head; null if nobody asks. The device thread's.
-  std::shared_ptr<std::optional<absl::Time>> device_done = {};
-  // Not null if the head has double_buffer; the head gives it back with the rest of its memory.
-  std::shared_ptr<Gradient> second_gradient = {};
-  // Whether checkpoints of the head are kept here.
-  bool keeps_checkpoints = false;
-  // Null: no step has the head saved. Otherwise `on_step_save` is called when a save has begun, or was passed
-  // over; it does not block. The device thread's, without any lock held.
-  std::shared_ptr<StepSaver> step_saver = {};
-  std::function<void(std::shared_ptr<Head>, StepSaver::Due)> on_step_save = {};
-};
 
 class Head : public BatchSource, public BatchOwner, public std::enable_shared_from_this<Head> {
  public:

@@ -26,6 +26,7 @@ using kernels::RowSpan;
 
 // Pieces of rows that are on their way at once, so that neither the disk nor the network waits.
 constexpr int kPiecesUnderWay = 4;
+constexpr size_t kWritesUnderWay = 8;  // to all replicas
 
 // Rows of one slice, and the replica that steps them.
 struct Piece {
@@ -299,7 +300,7 @@ absl::Status JointRestore::WriteTensor(const StateTensor& tensor) {
     read.pop_front();
     status.Update(bytes.status());
     if (status.ok()) Write(tensor.name, pieces[i], *std::move(bytes), &asked);
-    await_all_but(2 * kPiecesUnderWay);
+    await_all_but(kWritesUnderWay);
   }
   await_all_but(0);
   return status;

@@ -370,7 +370,7 @@ class StandingStudentTest : public ::testing::Test {
     threads_.emplace_back([this, again] { student_.Learn(again); });
     Await("a chunk to be taken", [&] { return student_.sent() > before; });
   }
-  // Of "h".
+  // A step of "h".
   std::future<absl::Status> BeginStep() {
     set_.servers().at(0).Compute(7, 3);
     const auto answer = std::make_shared<std::promise<absl::Status>>();
@@ -398,7 +398,7 @@ TEST_F(StandingStudentTest, DoesNotKeepItsTeacherFromGoingBackFirst) {
   std::atomic<bool> hangs = false;
   faults_[0].Arm([&hangs](const std::function<bool()>& aborted) {
     hangs = true;
-    Await("an exchange to be aborted", aborted);
+    Await("an exchange to be aborted", [&aborted] { return aborted(); });
     return Result(Code::kAborted, "aborted");
   });
   const auto blended = std::make_shared<std::promise<void>>();
