@@ -138,7 +138,7 @@ def until_answered(servers: Servers, ask: Any) -> Any:
 
 
 def connected(servers: Servers) -> lossd.Client:
-    # Who waits for less is told sooner that a server has ended.
+    # A short timeout: until_answered then reports soon that a server has ended.
     return until_answered(servers, lambda: lossd.connect(",".join(servers.targets), reconnect_timeout=2))
 
 

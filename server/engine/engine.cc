@@ -366,7 +366,7 @@ void Engine::OnDeviceFailure(const absl::Status& status) {
 
 void Engine::AwaitExchanges() {
   {
-    // A deletion, a save or a restore that has begun is over before the replicas compare what they have.
+    // A running deletion, save or restore ends before the replicas compare their heads.
     const MutexLock quiet(checkpoint_mutex_);
   }
   std::promise<void> reached;

@@ -313,7 +313,7 @@ class Engine {
   // since a restore that created it broke off. It goes back then, however alike its replicas are. Waits as
   // GoBack.
   bool IsHalfRestored(const Head& head) ABSL_LOCKS_EXCLUDED(checkpoint_mutex_);
-  // The replicas have parted (Head::LeaveEpoch): nobody is asked for anything any more.
+  // Ends the waits of all heads for other replicas, once the epoch is over (Head::LeaveEpoch).
   void LeaveEpoch();
   // Does not wait for what is being saved.
   CheckpointDisk ReadCheckpointDisk() const;

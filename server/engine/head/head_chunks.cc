@@ -301,7 +301,7 @@ absl::StatusOr<Head::Admission> Head::AdmitLocked(const LaneAttachment& attachme
                                             " expects ", (*lane)->accepted + 1),
                                attachment.session_id);
   }
-  // What is taken while the head is put back counts for nothing, and its line at the device may stand still.
+  // A restore discards chunks that come meanwhile, and its paused line would keep their leases of a teacher.
   if (lifecycle_.restoring()) return Admission::kWait;
   if (place == AccumulationLedger::Place::kRepeat) return Admission::kRepeat;
   if (lifecycle_.deleting()) return Admission::kWait;

@@ -1,4 +1,4 @@
-// What a head is given when it is made.
+// The engine's services and settings for one head, given to its constructor.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_HEAD_ENVIRONMENT_H_
 #define LOSSD_SERVER_ENGINE_HEAD_HEAD_ENVIRONMENT_H_
 

@@ -78,8 +78,8 @@ void Head::AbandonPart(const absl::Status& why) {
   for (const GradientWindow::Tell& tell : callers) tell(why);
   DropPrepared(why);
   TellWaiting(why);
-  // What it was given does not count. A head that teaches some of it may go back before this one, and waits
-  // until nobody computes with its weights.
+  // The restore discards this head's queued chunks. A teacher of theirs may be restored first, and waits
+  // until they give back their leases.
   EndStreams(goes_back);
 }
 

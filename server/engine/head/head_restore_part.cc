@@ -27,7 +27,7 @@ void Head::BeginRestorePart(std::function<void(absl::StatusOr<RestoringPart>)> d
   PostSettled(std::move(begin));
 }
 
-// Chunks that are computed with the weights are done before these are changed, and no more come.
+// Pauses the head once no chunk of another head uses its weights; BeginLesson refuses new ones from here on.
 void Head::BeginRestorePartNow(uint64_t epoch,
                                const std::function<void(absl::StatusOr<RestoringPart>)>& done) {
   absl::StatusOr<RestoringPart> begun;

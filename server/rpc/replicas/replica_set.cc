@@ -334,7 +334,7 @@ void MeetingReplica::Run() {
     // An exchange may wait for replicas that have left it, and does not notice by itself.
     meeting->Lose(ended);
     Tell(ended);
-    // What is still under way comes to nothing, or to what the next hello says. What waits for others ends.
+    // LeaveEpoch ends waits for other replicas, which AwaitQuiet would wait for.
     engine_->LeaveEpoch();
     AwaitQuiet();
     if (stopping()) return;

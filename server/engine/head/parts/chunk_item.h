@@ -34,8 +34,9 @@ struct ChunkItem : QueuedChunk {
   int32_t lane = 0;
   std::shared_ptr<LaneListener> listener;
   Chunk chunk;
-  std::shared_ptr<Head> teacher;       // of a distillation; does not change once it is queued
-  std::shared_ptr<const void> lesson;  // keeps the teacher from being parked
+  std::shared_ptr<Head> teacher;  // of a distillation; does not change once it is queued
+  // Keeps the teacher from being parked and, over replicas, from being stepped, blended or restored.
+  std::shared_ptr<const void> lesson;
   absl::Time accepted;
   int64_t valid_tokens = 0;  // once answered
   // For chunks whose dW goes into tiles, with what they count there, and for pieces of tiles.

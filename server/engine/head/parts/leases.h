@@ -1,4 +1,4 @@
-// How many others use something of a head, each for as long as it keeps its lease.
+// A count of leases of a head's weights: chunks of its students, or blends that read it.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_LEASES_H_
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_LEASES_H_
 
@@ -16,7 +16,7 @@ namespace lossd::engine {
 // Thread-safe.
 class Leases : public std::enable_shared_from_this<Leases> {
  public:
-  // One more, until nobody keeps what this returns.
+  // Takes a lease, which ends with the last copy of the returned pointer.
   std::shared_ptr<const void> Take() ABSL_LOCKS_EXCLUDED(mutex_) {
     const MutexLock lock(mutex_);
     ++taken_;
@@ -26,8 +26,8 @@ class Leases : public std::enable_shared_from_this<Leases> {
     const MutexLock lock(mutex_);
     return taken_;
   }
-  // Calls `then` once there is none, or at EndWaits: now, or by whoever ends the last one. That may be under
-  // the lock of a head, so `then` takes none.
+  // Calls `then` when no lease is left, perhaps at once, or at EndWaits. The thread that ends the last lease
+  // may hold the lock of a head, so `then` must not take one.
   void WhenNone(std::function<void()> then) ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       const MutexLock lock(mutex_);
@@ -35,7 +35,7 @@ class Leases : public std::enable_shared_from_this<Leases> {
     }
     then();
   }
-  // Who waits looks again.
+  // Calls every waiting `then`, though leases may be left.
   void EndWaits() ABSL_LOCKS_EXCLUDED(mutex_) {
     std::vector<std::function<void()>> waiting;
     {

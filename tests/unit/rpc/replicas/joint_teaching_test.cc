@@ -49,7 +49,7 @@ using replica_set_test::SetUnderTest;
 
 constexpr int64_t kTokens = 5;
 
-// What has become of the chunk that a stream has sent.
+// The answer or the end of a stream that sends one chunk at a time.
 class Stream : public engine::LaneListener {
  public:
   void OnAnswer(ChunkAnswer answer) override {
@@ -177,7 +177,7 @@ class Student {
   std::atomic<int> sent_ = 0;
 };
 
-// What students have learned: one thread for each.
+// Runs students, each in a thread of its own, and compares their losses by version.
 class School {
  public:
   void Teach(Engine* engine, const std::string& head, const std::string& teacher) {
@@ -300,7 +300,7 @@ class JointTeachingTest : public ::testing::Test {
     }
   }
 
-  // What is asked for meanwhile is answered, or its error is.
+  // Loses replicas while three calls run, and waits until every student is answered again.
   template <class Lose>
   void LoseIn(int round, Lose lose) {
     std::thread asks([&] {
