@@ -229,8 +229,8 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config)
   environment.counters = &counters_;
   environment.regions = &regions_;
   environment.find_head = [this](const std::string& name) { return FindHead(name); };
-  environment.await_head = [this](const std::string& name, std::function<void()> resume) {
-    return AwaitHead(name, std::move(resume));
+  environment.await_head = [this](const std::string& name, const Student& student) {
+    return AwaitHead(name, student);
   };
   environment.heads = [this] { return Heads(); };
   environment.budget = budget_;

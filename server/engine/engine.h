@@ -378,7 +378,7 @@ class Engine {
     bool coming_back = false;
     absl::Status failure = {};  // of the last time that it was to come back
     absl::Time failed_at = absl::InfinitePast();
-    std::vector<std::function<void()>> waiting = {};  // AwaitHead
+    std::vector<Student> waiting = {};  // AwaitHead
   };
   // Waits for the device. Nothing of a head that is not parked.
   absl::Status BringBack(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_)
@@ -389,11 +389,11 @@ class Engine {
   absl::Status BeginReturnLocked(const std::string& name, ParkedEntry* entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // HeadEnvironment::await_head.
-  bool AwaitHead(const std::string& name, std::function<void()> resume) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool AwaitHead(const std::string& name, const Student& student) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether there was one.
   absl::StatusOr<bool> DeleteParked(const std::string& name, DiscardGradient discard)
       ABSL_LOCKS_EXCLUDED(create_mutex_, mutex_);
-  void ResumeAside(std::vector<std::function<void()>> waiting);
+  void ResumeAside(std::vector<Student> students);
   absl::StatusOr<SavedCheckpoint> SaveParked(const ParkedHead& parked)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
   absl::StatusOr<SavedCheckpoint> SaveParkedUncounted(const ParkedHead& parked)

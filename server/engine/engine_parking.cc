@@ -90,7 +90,7 @@ absl::Status Engine::BringBack(const std::string& name) {
     parked = it->second.head;
   }
   const absl::StatusOr<std::shared_ptr<Head>> head = Revive(std::move(parked));
-  std::vector<std::function<void()>> waiting;
+  std::vector<Student> waiting;
   {
     const MutexLock lock(mutex_);
     ParkedEntry& entry = parked_.at(name);
@@ -112,8 +112,10 @@ absl::Status Engine::BringBack(const std::string& name) {
 }
 
 // Not by who has locks.
-void Engine::ResumeAside(std::vector<std::function<void()>> waiting) {
-  for (std::function<void()>& resume : waiting) returns_.Run(std::move(resume));
+void Engine::ResumeAside(std::vector<Student> students) {
+  for (Student& student : students) {
+    returns_.Run([student = std::move(student)] { student.Resume(); });
+  }
 }
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::Revive(std::shared_ptr<const ParkedHead> parked) {
@@ -151,19 +153,19 @@ absl::Status Engine::BeginReturnLocked(const std::string& name, ParkedEntry* ent
   return absl::OkStatus();
 }
 
-bool Engine::AwaitHead(const std::string& name, std::function<void()> resume) {
+bool Engine::AwaitHead(const std::string& name, const Student& student) {
   std::shared_ptr<Head> here;
   {
     const MutexLock lock(mutex_);
     const auto it = parked_.find(name);
     if (it != parked_.end()) {
       if (!BeginReturnLocked(name, &it->second).ok()) return false;
-      it->second.waiting.push_back(std::move(resume));
+      it->second.waiting.push_back(student);
       return true;
     }
     if (const auto found = heads_.find(name); found != heads_.end()) here = found->second;
   }
-  return here != nullptr && here->AwaitLessons(std::move(resume));
+  return here != nullptr && here->AwaitLessons(student);
 }
 
 // There is more room than there was.

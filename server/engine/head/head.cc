@@ -125,7 +125,7 @@ absl::Status Head::MarkDeleted(const absl::Status& status, DiscardGradient disca
 }
 
 void Head::Shutdown(std::function<void()> released) {
-  Resumes students;
+  std::map<std::string, Student> students;
   absl::Status ended;
   {
     const MutexLock lock(mutex_);
@@ -133,7 +133,7 @@ void Head::Shutdown(std::function<void()> released) {
     students = std::exchange(students_, {});
   }
   EndStreams(ended);
-  Call(students);
+  for (const auto& [session_id, student] : students) student.Resume();
   environment_.scheduler->Resume(this);
   const MutexLock lock(mutex_);
   PostLastLocked({.closes = LastTask::Closes::kNone, .changes_weights = true},

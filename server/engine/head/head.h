@@ -108,6 +108,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // False of a session that is not there.
   bool IsDeterministic(const std::string& session_id) const;
 
+  // Lets chunks of the session be looked at again that wait.
+  void ResumeSession(const std::string& session_id) ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets chunks be looked at again that have waited for a place longer than they may. To be called now and
   // then.
   void ResumeStalled();
@@ -276,9 +278,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::StatusOr<uint64_t> SourceVersion(const BlendRequest& request) const;  // over replicas
 
   // Chunks of other heads that this one is to teach cannot be taken now, since its weights are being changed
-  // at all replicas, or put back: calls `resume`, perhaps before this returns, when they can be tried again.
-  // False: they can.
-  bool AwaitLessons(std::function<void()> resume);
+  // at all replicas, or put back: resumes this student, perhaps before this returns, when they can be tried
+  // again. False: they can.
+  bool AwaitLessons(const Student& student);
 
   // Logits (head_logits.cc)
 
@@ -347,8 +349,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                        std::function<void(absl::Status)> done);
   void ReleaseCaptured();
 
-  // From now on no window ends and nothing starts on the device, until InstallRestoredPart or
-  // CancelRestorePart. UNAVAILABLE if a call ends the window.
+  // From now on chunks wait, and no window ends, until InstallRestoredPart or CancelRestorePart. `done` gets
+  // OK when what was accepted before is done, and nothing starts on the device any more. UNAVAILABLE if a
+  // call ends the window.
   void BeginRestorePart(std::function<void(absl::StatusOr<RestoringPart>)> done);
   // Why this head cannot be put back to that, all of which is the coordinator's to read.
   absl::Status CheckRestorable(const HeadCheckpoint& state) const;
@@ -399,7 +402,6 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void FinishCutLocked(const SessionTable::Cut& cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void TellEnd(const SessionTable::Cut& cut, const absl::Status& status);
   void DropForgottenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ResumeSession(const std::string& session_id) ABSL_LOCKS_EXCLUDED(mutex_);
   static void Call(const Resumes& resumes);
 
   // Chunks (head_chunks.cc).
@@ -417,6 +419,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<HeldHiddenStates::Piece> CopyHidden(const LaneAttachment& lane, const Chunk& chunk) const;
   absl::Status CheckContent(Chunk& chunk, Taught* taught) const;
+  // Whether the chunk waits for its teacher: `resume` is called, or was.
+  bool AwaitTeacher(const LaneAttachment& lane, const std::string& teacher,
+                    const std::function<void()>& resume) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the device can do what a chunk with lists asks for.
   absl::Status CheckListsHere(const Chunk& chunk) const;
   absl::StatusOr<Admission> AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk)
@@ -563,7 +568,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void CountStepLocked(StepResult* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next window has begun, or this one is open again; returns who waited for that.
   Resumes BeginWindowLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Chunks and calls that wait for what becomes of the window, and chunks that this head is to teach.
+  // Chunks and calls that wait for what becomes of the window, and the students of this head.
   Resumes TakeWaitingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckStatsLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -718,7 +723,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status SumCapturedNow(const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
   void BeginRestorePartNow(uint64_t epoch, const std::function<void(absl::StatusOr<RestoringPart>)>& done)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status BeginRestorePartLocked(uint64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status BeginRestorePartLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckBegunLocked(uint64_t epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status RestoreBrokeOff() const;
   // Only a restore that comes to its end mends what is done from here on.
   absl::Status BeginOverwriting() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status FinishRestoreNow(const RestoredPart& part, const StateSource& source,
@@ -749,7 +756,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // alive; fewer at any time.
   const std::shared_ptr<Leases> lessons_ = std::make_shared<Leases>();
   const std::shared_ptr<Leases> lent_ = std::make_shared<Leases>();  // blends over replicas (Lend); likewise
-  Resumes students_ ABSL_GUARDED_BY(mutex_);                         // AwaitLessons
+  std::map<std::string, Student> students_ ABSL_GUARDED_BY(mutex_);  // AwaitLessons; by their sessions
   HeadHistory history_ ABSL_GUARDED_BY(mutex_);
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   GradientWindow window_ ABSL_GUARDED_BY(mutex_);

@@ -69,7 +69,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   absl::Status rejection = CheckContent(chunk, &taught);
   if (absl::IsUnavailable(rejection) && chunk.options.distillation.has_value() &&
       environment_.await_head != nullptr) {
-    if (environment_.await_head(chunk.options.distillation->teacher, resume)) return Submission::kWait;
+    if (AwaitTeacher(lane, chunk.options.distillation->teacher, resume)) return Submission::kWait;
     rejection = CheckContent(chunk, &taught);  // it may have come back meanwhile
     // Or it is on its way to where it is parked. To be rejected would be for good: the stream ends, and the
     // chunk comes again.

@@ -28,6 +28,15 @@ namespace lossd::engine {
 
 class Head;
 
+// A session with chunks that wait for their teacher. The chunks stay with their streams, and end with these.
+struct Student {
+  std::weak_ptr<Head> head;
+  std::string session_id;
+
+  // Has its chunks looked at again (Head::ResumeSession). Called without any lock of a head held.
+  void Resume() const;
+};
+
 // What a head shares with the rest of the engine; all of it outlives the head.
 struct HeadEnvironment {
   BatchScheduler* scheduler = nullptr;
@@ -36,10 +45,9 @@ struct HeadEnvironment {
   const RegionTable* regions = nullptr;
   // Heads of the same device, by name; NOT_FOUND if there is none. Called without any lock of a head held.
   std::function<absl::StatusOr<std::shared_ptr<Head>>(const std::string&)> find_head;
-  // True of a head that is parked, or on its way back, or whose weights are being changed at all replicas,
-  // and `resume` is called when it may teach, or could not come. Likewise; it may be called before this
-  // returns.
-  std::function<bool(const std::string& name, std::function<void()> resume)> await_head;
+  // True of a head that is parked, or on its way back, or whose weights are being changed at all replicas:
+  // the student is resumed when that one may teach, or could not come, perhaps before this returns. Likewise.
+  std::function<bool(const std::string& teacher, const Student& student)> await_head;
   // All of them. Likewise.
   std::function<std::vector<std::shared_ptr<Head>>()> heads;
   std::shared_ptr<MemoryBudget> budget;  // of the device

@@ -63,9 +63,11 @@ void Head::GoOnPart(const absl::Status& why) {
 void Head::AbandonPart(const absl::Status& why) {
   std::vector<GradientWindow::Tell> callers;
   absl::Status goes_back;
+  bool takes_chunks = false;
   {
     const MutexLock lock(mutex_);
     goes_back = GoesBackLocked();
+    takes_chunks = !lifecycle_.restoring();
     // Its line at the device is paused: some rows are new, or all are those of a checkpoint that does not
     // count.
     const bool overwritten =
@@ -80,7 +82,7 @@ void Head::AbandonPart(const absl::Status& why) {
   TellWaiting(why);
   // The restore discards this head's queued chunks. A teacher of theirs may be restored first, and waits
   // until they give back their leases.
-  EndStreams(goes_back);
+  if (takes_chunks) EndStreams(goes_back);
 }
 
 absl::Status Head::GoesBackLocked() const {
@@ -230,15 +232,17 @@ absl::Status Head::BeginPartLocked(const WindowEnd& end) {
 // Everything accepted before the window was sealed has been processed by now.
 void Head::SealUntaught(uint64_t epoch, uint64_t ending, const WindowEnd& end,
                         const std::function<void(absl::StatusOr<uint64_t>)>& done) {
-  bool waits = ChangesWeights(end.by) && lessons_->taken() > 0;
-  if (waits) {
+  if (ChangesWeights(end.by)) {
     const MutexLock lock(mutex_);
-    waits = CheckEpochLocked(epoch).ok() && CheckPhaseLocked(ending, EndingPhase::kOpen).ok();
+    const bool goes_on = CheckEpochLocked(epoch).ok() && CheckPhaseLocked(ending, EndingPhase::kOpen).ok();
+    if (goes_on && lessons_->taken() > 0) {
+      return lessons_->WhenNone([self = shared_from_this(), epoch, ending, end, done] {
+        self->PostExchange(
+            [self, epoch, ending, end, done] { self->SealUntaught(epoch, ending, end, done); });
+      });
+    }
   }
-  if (!waits) return done(SealedPart(epoch, ending, end));
-  lessons_->WhenNone([self = shared_from_this(), epoch, ending, end, done] {
-    self->PostExchange([self, epoch, ending, end, done] { self->SealUntaught(epoch, ending, end, done); });
-  });
+  done(SealedPart(epoch, ending, end));
 }
 
 absl::StatusOr<uint64_t> Head::SealedPart(uint64_t epoch, uint64_t ending, const WindowEnd& end) {

@@ -11,14 +11,19 @@
 
 namespace lossd::engine {
 
+// The head takes nothing from here on. So its line, once it is settled, holds no chunk, whose lease of a
+// teacher would last as long as this restore, and no end of its window, which would pause the line first.
 void Head::BeginRestorePart(std::function<void(absl::StatusOr<RestoringPart>)> done) {
   uint64_t epoch = 0;
   bool paused = false;
+  absl::Status begun;
   {
     const MutexLock lock(mutex_);
     epoch = joint_.epoch;
     paused = joint_.restoring != RestorePhase::kNone;
+    begun = BeginRestorePartLocked();
   }
+  if (!begun.ok()) return done(std::move(begun));
   auto begin = [self = shared_from_this(), epoch, done = std::move(done)] {
     self->BeginRestorePartNow(epoch, done);
   };
@@ -27,29 +32,7 @@ void Head::BeginRestorePart(std::function<void(absl::StatusOr<RestoringPart>)> d
   PostSettled(std::move(begin));
 }
 
-// Pauses the head once no chunk of another head uses its weights; BeginLesson refuses new ones from here on.
-void Head::BeginRestorePartNow(uint64_t epoch,
-                               const std::function<void(absl::StatusOr<RestoringPart>)>& done) {
-  absl::StatusOr<RestoringPart> begun;
-  bool taught = false;
-  {
-    const MutexLock lock(mutex_);
-    if (absl::Status status = BeginRestorePartLocked(epoch); status.ok()) {
-      begun = RestoringPart{environment_.incarnation, weights_.version()};
-      taught = lessons_->taken() > 0;
-      if (!taught) environment_.scheduler->Pause(this);
-    } else {
-      begun = std::move(status);
-    }
-  }
-  if (!taught) return done(std::move(begun));
-  lessons_->WhenNone([self = shared_from_this(), epoch, done] {
-    self->PostExchange([self, epoch, done] { self->BeginRestorePartNow(epoch, done); });
-  });
-}
-
-absl::Status Head::BeginRestorePartLocked(uint64_t epoch) {
-  if (absl::Status same = CheckEpochLocked(epoch); !same.ok()) return same;
+absl::Status Head::BeginRestorePartLocked() {
   if (!lifecycle_.admits().ok()) return lifecycle_.admits();
   if (joint_.restoring == RestorePhase::kNone) {
     if (window_.state() == WindowState::kSealing || window_.ends_flush() || joint_.saving) {
@@ -69,6 +52,39 @@ absl::Status Head::BeginRestorePartLocked(uint64_t epoch) {
   return absl::OkStatus();
 }
 
+// Pauses the head once no chunk of another head uses its weights; BeginLesson refuses new ones.
+void Head::BeginRestorePartNow(uint64_t epoch,
+                               const std::function<void(absl::StatusOr<RestoringPart>)>& done) {
+  absl::StatusOr<RestoringPart> begun;
+  {
+    const MutexLock lock(mutex_);
+    absl::Status goes_on = CheckBegunLocked(epoch);
+    if (goes_on.ok() && lessons_->taken() > 0) {
+      return lessons_->WhenNone([self = shared_from_this(), epoch, done] {
+        self->PostExchange([self, epoch, done] { self->BeginRestorePartNow(epoch, done); });
+      });
+    }
+    if (goes_on.ok()) {
+      environment_.scheduler->Pause(this);
+      begun = RestoringPart{environment_.incarnation, weights_.version()};
+    } else {
+      begun = std::move(goes_on);
+    }
+  }
+  done(std::move(begun));
+}
+
+absl::Status Head::CheckBegunLocked(uint64_t epoch) const {
+  if (absl::Status same = CheckEpochLocked(epoch); !same.ok()) return same;
+  if (!lifecycle_.admits().ok()) return lifecycle_.admits();
+  return joint_.restoring == RestorePhase::kNone ? RestoreBrokeOff() : absl::OkStatus();
+}
+
+absl::Status Head::RestoreBrokeOff() const {
+  return absl::UnavailableError(absl::StrCat("the replicas of head ", config_.name,
+                                             " have parted, and its restore has come to nothing; try again"));
+}
+
 absl::Status Head::CheckRestorable(const HeadCheckpoint& state) const {
   const MutexLock lock(mutex_);
   for (const SessionCheckpoint& session : state.sessions) {
@@ -84,11 +100,7 @@ absl::Status Head::CheckRestorable(const HeadCheckpoint& state) const {
 
 absl::Status Head::BeginOverwriting() {
   const MutexLock lock(mutex_);
-  if (joint_.restoring == RestorePhase::kNone) {
-    return absl::UnavailableError(
-        absl::StrCat("the replicas of head ", config_.name,
-                     " have parted, and its restore has come to nothing; try again"));
-  }
+  if (joint_.restoring == RestorePhase::kNone) return RestoreBrokeOff();
   joint_.restoring = RestorePhase::kOverwritten;
   joint_.restored.reset();
   return absl::OkStatus();

@@ -21,7 +21,7 @@ WindowPlace Head::PlaceLocked() const {
 absl::Status Head::CheckEpochLocked(uint64_t epoch) const {
   if (epoch == joint_.epoch) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat("the replicas of head ", config_.name, " have parted meanwhile"));
+      absl::StrCat("the replicas of head ", config_.name, " have parted meanwhile; try again"));
 }
 
 std::vector<std::vector<kernels::RowSpan>> Head::SliceRows() const {

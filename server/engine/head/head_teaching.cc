@@ -38,11 +38,28 @@ absl::StatusOr<std::shared_ptr<const void>> Head::BeginLesson() {
   return lessons_->Take();
 }
 
-bool Head::AwaitLessons(std::function<void()> resume) {
+bool Head::AwaitLessons(const Student& student) {
   const MutexLock lock(mutex_);
   if (CheckTeachesLocked().ok()) return false;
-  students_.push_back(std::move(resume));
+  students_.insert_or_assign(student.session_id, student);
   return true;
+}
+
+void Student::Resume() const {
+  if (const std::shared_ptr<Head> waits = head.lock(); waits != nullptr) waits->ResumeSession(session_id);
+}
+
+// The chunk waits in its own head first, since the teacher may resume it at once.
+bool Head::AwaitTeacher(const LaneAttachment& lane, const std::string& teacher,
+                        const std::function<void()>& resume) {
+  {
+    const MutexLock lock(mutex_);
+    if (!sessions_.Held(lane).ok()) return false;
+    sessions_.Wait(lane, resume);
+  }
+  if (environment_.await_head(teacher, {weak_from_this(), lane.session_id})) return true;
+  const MutexLock lock(mutex_);
+  return !sessions_.StopWaiting(lane);
 }
 
 // Replicas change weights, or put them back, in several tasks of the device, and batches of other heads may
@@ -51,9 +68,11 @@ absl::Status Head::CheckTeachesLocked() const {
   if (!environment_.place.shared() || !lifecycle_.alive().ok()) return absl::OkStatus();
   const bool changes = window_.state() == WindowState::kSealing && ChangesWeights(window_.by());
   if (!changes && lifecycle_.may_end_window().ok()) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kUnavailable, RejectReason::kConflict, kTeacherField,
-                   absl::StrCat(kTeacherField, " is ", config_.name,
-                                ", whose weights are being changed at all replicas; send the chunk again"));
+  const std::string why = changes ? "its weights are being changed at all replicas"
+                                  : std::string(lifecycle_.may_end_window().message());
+  return MakeError(
+      absl::StatusCode::kUnavailable, RejectReason::kConflict, kTeacherField,
+      absl::StrCat(kTeacherField, " is ", config_.name, ", and ", why, "; send the chunk again"));
 }
 
 absl::StatusOr<uint64_t> Head::TeacherVersion() const {

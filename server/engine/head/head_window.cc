@@ -91,8 +91,11 @@ Head::Resumes Head::BeginWindowLocked() {
 
 Head::Resumes Head::TakeWaitingLocked() {
   Resumes waiting = sessions_.TakeWaiting();
+  // Before the calls, which may change the weights again.
+  for (auto& [session_id, student] : std::exchange(students_, {})) {
+    waiting.push_back([student = std::move(student)] { student.Resume(); });
+  }
   for (std::function<void()>& call : window_.TakeBehind()) waiting.push_back(std::move(call));
-  for (Resume& student : std::exchange(students_, {})) waiting.push_back(std::move(student));
   return waiting;
 }
 

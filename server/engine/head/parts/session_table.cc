@@ -356,6 +356,11 @@ void SessionTable::Wait(const LaneAttachment& attachment, Resume resume) {
   streams_.at({attachment.session_id, attachment.lane}).resume = std::move(resume);
 }
 
+bool SessionTable::StopWaiting(const LaneAttachment& attachment) {
+  if (!Held(attachment).ok()) return false;
+  return std::exchange(streams_.at({attachment.session_id, attachment.lane}).resume, nullptr) != nullptr;
+}
+
 std::vector<Resume> SessionTable::TakeWaiting() {
   std::vector<Resume> waiting;
   for (auto& [key, stream] : streams_) {

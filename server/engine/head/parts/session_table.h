@@ -123,6 +123,8 @@ class SessionTable {
 
   // The chunk at the front of this stream waits.
   void Wait(const LaneAttachment& attachment, Resume resume);
+  // False if the stream waits no more: it was resumed, or has lost its lane.
+  bool StopWaiting(const LaneAttachment& attachment);
   // Takes out those who wait, of all sessions or one.
   std::vector<Resume> TakeWaiting();
   std::vector<Resume> TakeWaiting(const std::string& session_id);

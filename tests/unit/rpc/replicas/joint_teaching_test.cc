@@ -410,22 +410,34 @@ TEST_F(StandingStudentTest, DoesNotKeepItsTeacherFromGoingBackFirst) {
   AwaitWhole();
 }
 
-TEST_F(StandingStudentTest, DoesNotKeepReplicasThatHavePartedFromMeetingAgain) {
-  std::future<absl::Status> step = BeginStep();
-  Await("a step", std::move(step)).IgnoreError();
+// Its restore waits for the device when its chunk comes.
+TEST_F(StandingStudentTest, DoesNotKeepItsTeacherFromSteppingWhileItIsRestored) {
   faults_[0].HangDevice();
-  threads_.emplace_back([this] { engine().RestoreCheckpoint("z", "a").IgnoreError(); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until it waits for the device
-  Learn(/*again=*/false);
-  faults_[0].Arm(
-      [](const std::function<bool()>& /*aborted*/) { return Result(Code::kPeerLost, "as the test has it"); });
-  const auto answer = std::make_shared<std::promise<absl::Status>>();
-  head("h")->ApplyStep(
-      2, {}, {.learning_rate = 1e-2},
-      [answer](const absl::StatusOr<engine::StepResult>& done) { answer->set_value(done.status()); });
+  const auto begun = std::make_shared<std::promise<absl::Status>>();
+  head("z")->BeginRestorePart(
+      [begun](const absl::StatusOr<engine::RestoringPart>& part) { begun->set_value(part.status()); });
+  threads_.emplace_back([this] { student_.Learn(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // for the chunk to be taken, if it can be
   faults_[0].GoOn();
-  Await("a step", answer->get_future()).IgnoreError();
+  EXPECT_EQ(Await("a restore to begin", begun->get_future()), absl::OkStatus());
+  EXPECT_EQ(Await("a step", BeginStep()), absl::OkStatus());
+  head("z")->CancelRestorePart();
+}
+
+// Behind a step that hangs, with the head's line paused, it would wait for ever, and the replicas for it.
+TEST_F(StandingStudentTest, IsNotNeededForARestoreToBeRefusedWhileItsTeacherSteps) {
+  std::atomic<bool> hangs = false;
+  faults_[0].Arm([&hangs](const std::function<bool()>& aborted) {
+    hangs = true;
+    Await("an exchange to be aborted", [&aborted] { return aborted(); });
+    return Result(Code::kAborted, "aborted");
+  });
+  std::future<absl::Status> step = BeginStep();
+  Await("an exchange to hang", [&] { return hangs.load(); });
+  EXPECT_EQ(engine().RestoreCheckpoint("h", "a").status().code(), absl::StatusCode::kUnavailable);
+  set_.Replace(1);
   AwaitWhole();
+  Await("a step", std::move(step)).IgnoreError();
 }
 
 }  // namespace
