@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc/compression.h"
+#include "server/rpc/connections/call_counts.h"
 #include "server/rpc/no_plugins.h"
 
 namespace lossd::rpc {
@@ -37,7 +38,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
   builder.RegisterCallbackGenericService(&health->nothing_else_);
   const absl::Status listening = health->acceptor_.Listen(listen, grpc::InsecureServerCredentials(), builder);
   if (!listening.ok()) return absl::UnavailableError(absl::StrCat("--health_listen: ", listening.message()));
-  health->server_ = builder.BuildAndStart();
+  health->server_ = BuildAndStart(builder);
   if (health->server_ == nullptr) return absl::InternalError("the gRPC server of health does not start");
   health->Set(Ready::kNo);
   health->server_->GetHealthCheckService()->SetServingStatus(kLiveness, true);

@@ -21,6 +21,7 @@
 #include "server/rpc/calls/open_calls.h"
 #include "server/rpc/compression.h"
 #include "server/rpc/connections/acceptor.h"
+#include "server/rpc/connections/call_counts.h"
 #include "server/rpc/connections/server_setup.h"
 #include "server/rpc/lanes/relay_service.h"
 #include "server/rpc/replicas/passed_calls.h"
@@ -199,7 +200,7 @@ absl::Status GrpcServer::Listen(const ServerOptions& options, grpc::ServerBuilde
       return absl::Status(status.code(), absl::StrCat("--listen: ", status.message()));
     }
   }
-  server_ = builder.BuildAndStart();
+  server_ = BuildAndStart(builder);
   if (server_ == nullptr) return absl::InternalError("the gRPC server does not start");
   return acceptor_.Prepare();
 }

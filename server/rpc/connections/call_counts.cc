@@ -11,6 +11,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
+#include "server/engine/common/mutex.h"
 
 namespace lossd::rpc {
 namespace {
@@ -39,8 +40,16 @@ json Parse(char* text) {
   return parsed.is_object() ? std::move(parsed) : json::object();
 }
 
+engine::Mutex& ListMutex() {
+  static engine::Mutex mutex;
+  return mutex;
+}
+
 // There are two at most: --listen's and --health_listen's.
-json Servers() { return Part(Parse(grpc_channelz_get_servers(0)), "server"); }
+json Servers() {
+  const engine::MutexLock lock(ListMutex());
+  return Part(Parse(grpc_channelz_get_servers(0)), "server");
+}
 
 // None of a socket file.
 std::optional<TcpAddress> ReadAddress(const json& end) {
@@ -71,6 +80,11 @@ std::optional<ConnectionCalls> ReadSocket(int64_t id) {
 }
 
 }  // namespace
+
+std::unique_ptr<grpc::Server> BuildAndStart(grpc::ServerBuilder& builder) {
+  const engine::MutexLock lock(ListMutex());
+  return builder.BuildAndStart();
+}
 
 int64_t ChannelzCounts::Begun() {
   int64_t begun = 0;

@@ -2,7 +2,11 @@
 #ifndef LOSSD_SERVER_RPC_CONNECTIONS_CALL_COUNTS_H_
 #define LOSSD_SERVER_RPC_CONNECTIONS_CALL_COUNTS_H_
 
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "server/rpc/connections/tcp_address.h"
@@ -26,6 +30,10 @@ class CallCounts {
   // Takes some 30 µs for each.
   virtual std::vector<ConnectionCalls> ByConnection() = 0;
 };
+
+// builder.BuildAndStart(), while no ChannelzCounts looks: gRPC lists a server before it has built it. Null if
+// it does not start.
+std::unique_ptr<grpc::Server> BuildAndStart(grpc::ServerBuilder& builder);
 
 // Counts the calls of every gRPC server of this process.
 class ChannelzCounts final : public CallCounts {

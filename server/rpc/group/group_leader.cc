@@ -14,6 +14,7 @@
 #include "lossd/group/v1/group.grpc.pb.h"
 #include "server/rpc/compression.h"
 #include "server/rpc/connections/acceptor.h"
+#include "server/rpc/connections/call_counts.h"
 #include "server/rpc/group/group_timing.h"
 #include "server/rpc/group/lobby.h"
 #include "server/rpc/group/member_stream.h"
@@ -200,7 +201,7 @@ absl::Status LeaderServer::Listen(const std::string& address) {
   };
   absl::Status listening = acceptor_.Listen(address, credentials_, builder);
   if (!listening.ok()) return refused(listening);
-  server_ = builder.BuildAndStart();
+  server_ = BuildAndStart(builder);
   if (server_ == nullptr) return refused(absl::InternalError("its gRPC server does not start"));
   if (absl::Status prepared = acceptor_.Prepare(); !prepared.ok()) return refused(prepared);
   acceptor_.Start();

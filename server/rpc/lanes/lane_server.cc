@@ -15,6 +15,7 @@
 #include "server/rpc/calls/call_record.h"
 #include "server/rpc/calls/methods.h"
 #include "server/rpc/compression.h"
+#include "server/rpc/connections/call_counts.h"
 #include "server/rpc/transport/listen_address.h"
 
 namespace lossd::rpc {
@@ -73,7 +74,7 @@ absl::Status LaneServer::Listen(const LaneServerOptions& options) {
       return status;
     }
   }
-  server_ = builder.BuildAndStart();
+  server_ = BuildAndStart(builder);
   if (server_ == nullptr) return absl::InternalError("the gRPC server of lanes does not start");
   SetReady(false);
   return acceptor_.Prepare();
