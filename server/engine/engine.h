@@ -154,7 +154,7 @@ struct CopiedHead {
 struct CheckpointPast {
   std::string incarnation = {};  // of the server; empty: any
   std::optional<uint64_t> restores = {};
-  uint64_t history = 0;                  // HistoryOf; 0: any
+  uint64_t history = 0;                  // of the set; 0: any
   std::vector<SessionMarks> marks = {};  // Head::Save
 };
 

@@ -84,7 +84,7 @@ absl::Status Engine::CheckPast(const Head& head, const CheckpointPast& expected)
   absl::string_view other;
   if (!expected.incarnation.empty() && expected.incarnation != incarnation_) {
     other = "incarnation";
-  } else if (expected.history != 0 && expected.history != HistoryOf(replicas_.Read().history, restores)) {
+  } else if (expected.history != 0 && expected.history != replicas_.Read().history) {
     other = "history";
   } else if (expected.restores.value_or(restores) != restores) {
     other = "restores";

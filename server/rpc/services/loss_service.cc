@@ -170,7 +170,7 @@ absl::Status LossService::Open(const v1::OpenSessionRequest& request, const std:
   if (opened->info.restored_from.has_value()) response->set_restored_from(*opened->info.restored_from);
   if (placer_ != nullptr) {
     response->set_replica(placer_->replica());
-    response->set_history(engine::HistoryOf(placer_->history(), opened->info.restores));
+    response->set_history(placer_->history());
   }
   return absl::OkStatus();
 }

@@ -12,7 +12,7 @@ import time
 import unittest
 from typing import Any
 
-from lossd.v1 import head_pb2
+from lossd.v1 import head_pb2, status_pb2
 
 from replica_client import Code, Server, Session, Trainer, WentBack, again
 from replica_servers import ReplicaServers, until
@@ -21,6 +21,10 @@ from replica_test_case import ADAMW, HIDDEN, RATE, TOKENS, VOCAB, TestCase, batc
 
 def save(server: Server, tag: str, **expected: Any) -> Any:
     return server.heads.SaveCheckpoint(head_pb2.SaveCheckpointRequest(head="h", tag=tag, **expected)).checkpoint
+
+
+def status(server: Server) -> Any:
+    return server.statuses.GetStatus(status_pb2.GetStatusRequest())
 
 
 def restore(server: Server, tag: str) -> Any:
@@ -55,14 +59,15 @@ class Pasts(Checkpoints):
             self.assertEqual(code, Code.ABORTED, details)
         servers[1].kill()
         servers.start()
-        self.assertEqual(code_of(again, save, reached[0], "b", history=history)[0], Code.ABORTED, "all went back")
-        history = again(reached[0].open_session, "h", "a").history
-        again(save, reached[0], "a", history=history)
+        self.assertEqual(code_of(again, save, reached[0], "b", history=history, restores=0)[0], Code.ABORTED, "all went back")
+        opened = again(reached[0].open_session, "h", "a")
+        again(save, reached[0], "a", history=opened.history, restores=opened.restores)
         again(restore, reached[0], "a")
-        self.assertEqual(code_of(save, reached[0], "b", history=history)[0], Code.ABORTED)
-        now = again(reached[0].open_session, "h", "a").history
-        self.assertNotEqual(now, history)
-        save(reached[0], "c", history=now)
+        self.assertEqual(code_of(save, reached[0], "b", history=opened.history, restores=opened.restores)[0], Code.ABORTED)
+        now = again(reached[0].open_session, "h", "a")
+        self.assertEqual(now.history, opened.history)
+        self.assertEqual(again(status, reached[0]).history, now.history, "what clients compare it with")
+        save(reached[0], "c", history=now.history, restores=now.restores)
         self.assertEqual(self.tags(reached[0]), ["a", "c"])
 
     def test_what_a_lost_replica_had_is_not_missed_unseen(self) -> None:

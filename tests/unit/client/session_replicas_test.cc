@@ -252,10 +252,10 @@ TEST_F(ReplicasTest, TheServerThatIsCalledHasItsSessionsAlsoWhenItIsStartedAnew)
   EXPECT_THAT(TargetsOf(session), Each(fake_.target()));
 }
 
-TEST_F(ReplicasTest, AnotherHistoryIsAnotherPast) {
+TEST_F(ReplicasTest, ARestoredHeadIsAnotherPastOfTheSameHistory) {
   Session session = Open();
   ASSERT_TRUE(Compute(session).ok());
-  LoseBefore(4, {.incarnation = "replica-1 again", .generation = 2, .history = 43, .restores = 1});
+  LoseBefore(4, {.incarnation = "replica-1 again", .generation = 2, .history = kHistory, .restores = 1});
   const absl::Status lost = Compute(session);
   EXPECT_TRUE(IsWindowLost(lost)) << lost;
   EXPECT_THAT(std::string(lost.message()), HasSubstr("restored from a checkpoint"));

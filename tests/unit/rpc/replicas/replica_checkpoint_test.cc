@@ -230,19 +230,19 @@ TEST(ReplicaCheckpoint, ItIsOfTheHistoryThatTheCallerNames) {
   CheckpointedServers servers(SetSize{2}, MasterHead(), folder);
   servers.Compute(100);
   const auto now = [&] {
-    return engine::HistoryOf(servers.engine().replicas().Read().history,
-                             servers.all().at(0).head()->restores());
+    return engine::CheckpointPast{.restores = servers.all().at(0).head()->restores(),
+                                  .history = servers.engine().replicas().Read().history};
   };
-  const auto save = [&](uint64_t history) {
-    return servers.engine().SaveCheckpoint("h", "a", {.history = history}).status();
+  const auto save = [&](const engine::CheckpointPast& past) {
+    return servers.engine().SaveCheckpoint("h", "a", past).status();
   };
-  const uint64_t first = now();
+  const engine::CheckpointPast first = now();
   EXPECT_TRUE(save(first).ok());
-  EXPECT_TRUE(absl::IsAborted(save(first + 1)));
+  EXPECT_TRUE(absl::IsAborted(save({.history = first.history + 1})));
   servers.set().Replace(0);
   servers.set().AwaitWhole();
   EXPECT_TRUE(absl::IsAborted(save(first))) << "all went back to a checkpoint";
-  const uint64_t second = now();
+  const engine::CheckpointPast second = now();
   EXPECT_TRUE(save(second).ok());
   ASSERT_TRUE(servers.Restore("a").ok());
   const absl::Status undone = save(second);
@@ -253,7 +253,7 @@ TEST(ReplicaCheckpoint, ItIsOfTheHistoryThatTheCallerNames) {
   CheckpointFolder of_one;
   CheckpointedServers one(SetSize{1}, MasterHead(), of_one);
   one.Compute(100);
-  EXPECT_TRUE(absl::IsAborted(one.engine().SaveCheckpoint("h", "a", {.history = first}).status()));
+  EXPECT_TRUE(absl::IsAborted(one.engine().SaveCheckpoint("h", "a", {.history = first.history}).status()));
 }
 
 TEST(ReplicaCheckpoint, OthersSayWhoKeepsThem) {
