@@ -26,10 +26,35 @@ Result SliceExchange::Give(const float* gradient, int32_t piece, int32_t pieces,
 
 Result SliceExchange::Add(const float* gradient, int32_t piece, int32_t pieces, float* sum,
                           const void* scratch, void* stream) {
-  const RowSpan rows = layout_.Piece(self(), piece, pieces);
-  const int64_t before = rows.first - layout_.Slice(self()).first;
+  const auto [rows, before] = OwnPiece(piece, pieces);
   return replicas_.AddScattered(gradient + rows.first * columns_, rows.count * columns_, scratch,
                                 sum + before * columns_, stream);
+}
+
+SliceExchange::PieceRows SliceExchange::OwnPiece(int32_t piece, int32_t pieces) const {
+  const RowSpan rows = layout_.Piece(self(), piece, pieces);
+  return {.rows = rows, .before = rows.first - layout_.Slice(self()).first};
+}
+
+Result SliceExchange::Send(const float* gradient, int32_t from, int32_t piece, int32_t pieces, void* scratch,
+                           void* stream) {
+  const auto bytes_of = [&](int32_t slice) {
+    return layout_.Piece(slice, piece, pieces).count * columns_ * static_cast<int64_t>(sizeof(float));
+  };
+  std::vector<Communicator::Transfer> transfers(static_cast<size_t>(layout_.replicas()));
+  if (self() != from) {
+    Communicator::Transfer& comes = transfers[static_cast<size_t>(from)];
+    comes.receive = scratch;
+    comes.receive_bytes = bytes_of(self());
+    return replicas_.Exchange(transfers, stream);
+  }
+  for (int32_t other = 0; other < layout_.replicas(); ++other) {
+    if (other == from) continue;
+    Communicator::Transfer& goes = transfers[static_cast<size_t>(other)];
+    goes.send = gradient + layout_.Piece(other, piece, pieces).first * columns_;
+    goes.send_bytes = bytes_of(other);
+  }
+  return replicas_.Exchange(transfers, stream);
 }
 
 int64_t SliceExchange::ScratchBytes(const SliceLayout& layout, int32_t replica, int64_t columns,

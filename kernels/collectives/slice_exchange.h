@@ -35,6 +35,16 @@ class SliceExchange {
   Result Add(const float* gradient, int32_t piece, int32_t pieces, float* sum, const void* scratch,
              void* stream);
   static int64_t ScratchBytes(const SliceLayout& layout, int32_t replica, int64_t columns, int32_t pieces);
+  // Sends the others their parts of the piece of one replica's `gradient`, which is read there alone; the
+  // part of this replica comes into `scratch`, but of its own gradient. Sum's `scratch` has room for it.
+  Result Send(const float* gradient, int32_t from, int32_t piece, int32_t pieces, void* scratch,
+              void* stream);
+  // Where this replica's part of the piece begins, in rows: of the head, and of its slice.
+  struct PieceRows {
+    RowSpan rows;
+    int64_t before = 0;
+  };
+  PieceRows OwnPiece(int32_t piece, int32_t pieces) const;
 
   // Every row of `rows`, [layout.rows(), columns] of `entry_bytes` each, becomes that of the replica which
   // has it in its slice.

@@ -234,6 +234,10 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::MakeHead(const HeadConfig& config)
   };
   environment.heads = [this] { return Heads(); };
   environment.budget = budget_;
+  environment.take_session_memory = [this](const HeadConfig& of) {
+    const MutexLock creating(create_mutex_);
+    return TakeMemory(of);
+  };
   environment.limits = options_.chunk_limits;
   environment.place_timeout = options_.place_timeout;
   environment.incarnation = incarnation_;

@@ -208,7 +208,11 @@ absl::StatusOr<HeadCheckpoint> Engine::WriteStateOfAll(Head& head, const Marks& 
 
 absl::StatusOr<HeadCheckpoint> Engine::WriteState(Head& head, Head::SaveAs as, const Marks& named,
                                                   StateSink* sink) {
-  if (options_.place.shared()) return WriteStateOfAll(head, named, SavedWindow::kAsItIs, sink);
+  if (options_.place.shared()) {
+    // Who drains loses less by a part of a window, which clients send again, than by no checkpoint.
+    const bool drains = as == Head::SaveAs::kDrained;
+    return WriteStateOfAll(head, named, drains ? SavedWindow::kWhereItCan : SavedWindow::kAsItIs, sink);
+  }
   std::promise<absl::StatusOr<HeadCheckpoint>> written;
   head.Save(as, named, sink, [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
     written.set_value(std::move(checkpoint));

@@ -17,6 +17,11 @@ struct ReplicaPlace {
   bool coordinates() const { return replica == kCoordinator; }
 };
 
+// Deterministic sessions of one rank, of which there is to be one, are at one replica.
+inline int32_t ReplicaOfRank(int32_t rank, int32_t replicas) {
+  return static_cast<int32_t>(static_cast<uint32_t>(rank) % static_cast<uint32_t>(replicas));
+}
+
 }  // namespace lossd::engine
 
 #endif  // LOSSD_SERVER_ENGINE_COMMON_REPLICA_PLACE_H_

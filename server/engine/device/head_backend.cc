@@ -104,6 +104,11 @@ absl::Status HeadBackend::SumSlices(Gradient* /*gradient*/, const ReplicaCommuni
   return NotThere("slices");
 }
 
+absl::Status HeadBackend::AddToSum(Gradient* /*gradient*/, int32_t /*replica*/,
+                                   const ReplicaCommunicators& /*replicas*/) {
+  return NotThere("slices");
+}
+
 absl::StatusOr<GradientTallies> HeadBackend::TallySum(double /*scale*/,
                                                       const ReplicaCommunicators& /*replicas*/) {
   return NotThere("slices");

@@ -257,6 +257,9 @@ class HeadBackend {
   // Adds up this gradient, null for the head's own, of all replicas in their order, which it leaves as it is,
   // into a sum of the rows that are stepped here. Each row is stepped at one replica.
   virtual absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas);
+  // Adds a gradient of one replica to that sum, and leaves it as it is: a deterministic session's, one after
+  // the other. Elsewhere `gradient` is not looked at.
+  virtual absl::Status AddToSum(Gradient* gradient, int32_t replica, const ReplicaCommunicators& replicas);
   // What the sum adds up to, of all replicas. Like all that takes the sum it is INTERNAL without one: before
   // SumSlices, and behind one that failed.
   virtual absl::StatusOr<GradientTallies> TallySum(double scale, const ReplicaCommunicators& replicas);

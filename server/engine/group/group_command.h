@@ -104,6 +104,12 @@ struct SumSlicesCommand {
   uint64_t gradient = 0;
   uint64_t connection = 0;
 };
+struct AddToSumCommand {
+  uint64_t head = 0;
+  uint64_t gradient = 0;  // looked at where this replica is `replica`
+  int32_t replica = 0;
+  uint64_t connection = 0;
+};
 struct TallySumCommand {
   uint64_t head = 0;
   double scale = 1;
@@ -180,15 +186,16 @@ using GroupCommand =
                  SummarizeCommand, ApplyStepCommand, SumSlicesCommand, TallySumCommand, StepSlicesCommand,
                  GatherSlicesCommand, ConnectReplicasCommand, AbortReplicasCommand, LogitsCommand,
                  PrepareTeacherCommand, StartBatchCommand, ReleasePayloadCommand, ProbeCommand,
-                 BlendWeightsCommand, CopyOptimizerCommand>;
+                 BlendWeightsCommand, CopyOptimizerCommand, AddToSumCommand>;
 
 inline constexpr const char* kStartBatch = "StartBatch";
 // What people read, in the order of the alternatives.
 inline constexpr std::array kCommandNames = {
-    "CreateHead",     "DeleteHead", "CreateGradient", "DeleteGradient",  "ReadRows",      "WriteRows",
-    "RestoreState",   "Reset",      "Fold",           "Summarize",       "ApplyStep",     "SumSlices",
-    "TallySum",       "StepSlices", "GatherSlices",   "ConnectReplicas", "AbortReplicas", "Logits",
-    "PrepareTeacher", kStartBatch,  "ReleasePayload", "Probe",           "BlendWeights",  "CopyOptimizer"};
+    "CreateHead",      "DeleteHead",    "CreateGradient", "DeleteGradient", "ReadRows",
+    "WriteRows",       "RestoreState",  "Reset",          "Fold",           "Summarize",
+    "ApplyStep",       "SumSlices",     "TallySum",       "StepSlices",     "GatherSlices",
+    "ConnectReplicas", "AbortReplicas", "Logits",         "PrepareTeacher", kStartBatch,
+    "ReleasePayload",  "Probe",         "BlendWeights",   "CopyOptimizer",  "AddToSum"};
 static_assert(kCommandNames.size() == std::variant_size_v<GroupCommand>);
 inline const char* NameOf(const GroupCommand& command) { return kCommandNames[command.index()]; }
 

@@ -131,6 +131,12 @@ void Fields(Visit& visit, Is<SumSlicesCommand> auto& command) {
 }
 
 template <class Visit>
+void Fields(Visit& visit, Is<AddToSumCommand> auto& command) {
+  auto& [head, gradient, replica, connection] = command;
+  visit("head", head, "gradient", gradient, "replica", replica, "connection", connection);
+}
+
+template <class Visit>
 void Fields(Visit& visit, Is<TallySumCommand> auto& command) {
   auto& [head, scale, connection] = command;
   visit("head", head, "scale", scale, "connection", connection);

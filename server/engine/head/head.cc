@@ -162,13 +162,16 @@ void Head::Release() {
   std::unique_ptr<HeadBackend> backend = std::move(backend_);  // goes before its reservation
   std::shared_ptr<StagedWrite> staged;
   SessionTable::DeterministicSessions sessions;
+  SessionTable::DeterministicSessions restored;
   {
     const MutexLock lock(mutex_);
     staged = weights_.Release();
     sessions = sessions_.TakeDeterministic();
+    restored.swap(restored_sessions_);
     reservation = std::move(reservation_);
   }
   for (const auto& [id, session] : sessions) Drop(session->memory);
+  for (const auto& [id, session] : restored) Drop(session->memory);
 }
 
 void Head::BeginDrain(const absl::Status& status) {

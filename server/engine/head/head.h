@@ -175,13 +175,13 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // One replica's part in the end of a window, each call when all replicas have done the one before
   // (head_replica.cc). `done` is called by the device thread, or at once.
 
-  // Tells the window's tokens once its sessions match what `end` says of them, and are done. Until ReopenPart
+  // Describes the window once its sessions match what `end` says of them, and are done. Until ReopenPart
   // or PublishPart the window then takes nothing. At the coordinator the window waits for this already. Of
-  // the last step, which is asked for again: its tokens if it was the same to the sessions here, and nothing
-  // is sealed.
-  void SealPart(const WindowEnd& end, const std::function<void(absl::StatusOr<uint64_t>)>& done);
-  // Adds up the gradients of all replicas, which have so many tokens together. UNAVAILABLE if one was lost.
-  void SumPart(uint64_t window_tokens, std::shared_ptr<const ReplicaCommunicators> replicas,
+  // the last step, which is asked for again: its tokens alone, if it was the same to the sessions here, and
+  // nothing is sealed.
+  void SealPart(const WindowEnd& end, const std::function<void(absl::StatusOr<SealedWindow>)>& done);
+  // Adds up the gradients of all replicas. UNAVAILABLE if one was lost.
+  void SumPart(JointSum sum, std::shared_ptr<const ReplicaCommunicators> replicas,
                std::function<void(absl::StatusOr<GradientStats>)> done);
   // Steps by the sum, or blends, and gathers the weights. Readers of the weights wait until PublishPart.
   // UNAVAILABLE if one was lost.
@@ -527,8 +527,6 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // What of a head over replicas is the coordinator's, and is another server's here.
   absl::Status CheckEndsWindows() const;
   absl::Status CheckAlive() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // UNIMPLEMENTED for a head over replicas: `what` is there for others alone.
-  absl::Status CheckAlone(absl::string_view what) const;
   // UNAVAILABLE while a write waits for all replicas to publish it.
   absl::Status CheckNothingPreparedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Weights that all replicas are stepping are not replaced by one.
@@ -544,16 +542,20 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Answers a step that was `taken`, to this replica's sessions, if it was to those of all from `replica` on.
   void AskWhetherTaken(const WindowEnd& taken, const StepResult& answer, int32_t replica, StepCallback done);
   // SealPart's answer to that; none if `end` is to begin.
-  std::optional<absl::StatusOr<uint64_t>> TakenPartLocked(const WindowEnd& end)
+  std::optional<absl::StatusOr<SealedWindow>> TakenPartLocked(const WindowEnd& end)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // On the device thread; `epoch` is JointCheckpoint's and `ending` GradientWindow's, of when it was asked
   // for. What changes the weights waits for chunks that are computed with them.
   void SealUntaught(uint64_t epoch, uint64_t ending, const WindowEnd& end,
-                    const std::function<void(absl::StatusOr<uint64_t>)>& done) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<uint64_t> SealedPart(uint64_t epoch, uint64_t ending, const WindowEnd& end)
+                    const std::function<void(absl::StatusOr<SealedWindow>)>& done)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<GradientStats> SumNow(uint64_t ending, uint64_t window_tokens,
+  absl::StatusOr<SealedWindow> SealedPart(uint64_t epoch, uint64_t ending, const WindowEnd& end)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<GradientStats> SumNow(uint64_t ending, const JointSum& sum,
                                        const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The windows, and then the gradients of deterministic sessions.
+  absl::Status AddUp(const WindowGradient& gradient, const std::vector<int32_t>& sessions,
+                     const ReplicaCommunicators& replicas);
   absl::Status StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators& replicas)
       ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t EndingNumber() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -703,6 +705,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                                     const std::vector<StateTensor>& tensors) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<SessionTable::DeterministicSessions> RestoreSessions(HeadStateReader& reader,
+                                                                      const HeadCheckpoint& state,
                                                                       std::vector<SessionMemory> memory,
                                                                       MoreMemory more);
   absl::Status RestoreWindow(RestoreAs as, HeadStateReader& reader);
@@ -728,8 +731,13 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status RestoreBrokeOff() const;
   // Only a restore that comes to its end mends what is done from here on.
   absl::Status BeginOverwriting() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::vector<SessionMemory>> MemoryForRestored(const HeadCheckpoint& state)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status FinishRestoreNow(const RestoredPart& part, const StateSource& source,
-                                const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
+                                const ReplicaCommunicators& replicas, std::vector<SessionMemory> memory)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status RestoreSessionsOfPart(HeadStateReader& reader, const HeadCheckpoint& part,
+                                     std::vector<SessionMemory> memory) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const HeadConfig config_;
   const HeadEnvironment environment_;
@@ -761,6 +769,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   GradientWindow window_ ABSL_GUARDED_BY(mutex_);
   JointCheckpoint joint_ ABSL_GUARDED_BY(mutex_);
+  SessionTable::DeterministicSessions restored_sessions_ ABSL_GUARDED_BY(mutex_);  // of FinishRestorePart
   WeightStore weights_ ABSL_GUARDED_BY(mutex_);
   bool publishing_prepared_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::function<void()>> published_waiters_ ABSL_GUARDED_BY(mutex_);

@@ -216,7 +216,7 @@ absl::StatusOr<FileKeys> Head::RestoreNow(RestoreAs as, const RestoreNumbers& nu
   absl::StatusOr<SessionTable::DeterministicSessions> sessions = SessionTable::DeterministicSessions{};
   absl::Status status = reader.ReadTensors();
   if (status.ok()) {
-    sessions = RestoreSessions(reader, std::move(memory), std::move(more));
+    sessions = RestoreSessions(reader, state, std::move(memory), std::move(more));
     status = sessions.status();
   }
   if (status.ok()) status = RestoreWindow(as, reader);
@@ -321,11 +321,12 @@ absl::Status Head::CheckSameStateLocked(const HeadCheckpoint& state,
 
 // Gives each deterministic session of the checkpoint its part of `memory` and `more`.
 absl::StatusOr<SessionTable::DeterministicSessions> Head::RestoreSessions(HeadStateReader& reader,
+                                                                          const HeadCheckpoint& state,
                                                                           std::vector<SessionMemory> memory,
                                                                           MoreMemory more) {
   SessionTable::DeterministicSessions sessions;
   auto next_more = more.begin();
-  for (const SessionCheckpoint& entry : reader.state().sessions) {
+  for (const SessionCheckpoint& entry : state.sessions) {
     if (!entry.tiles.has_value()) continue;
     // BeginRestore has counted them.
     if (memory.empty()) return absl::InternalError("there is no memory for a deterministic session");

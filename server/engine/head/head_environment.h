@@ -16,6 +16,7 @@
 #include "server/engine/common/counters.h"
 #include "server/engine/common/replica_place.h"
 #include "server/engine/device/head_backend.h"
+#include "server/engine/head/parts/deterministic_session.h"
 #include "server/engine/head/parts/staged_write.h"
 #include "server/engine/head/parts/window_end.h"
 #include "server/engine/head/replica/replica_part.h"
@@ -51,6 +52,8 @@ struct HeadEnvironment {
   // All of them. Likewise.
   std::function<std::vector<std::shared_ptr<Head>>()> heads;
   std::shared_ptr<MemoryBudget> budget;  // of the device
+  // Memory for one more deterministic session of a head. Likewise, and not on the device thread.
+  std::function<absl::StatusOr<SessionMemory>(const HeadConfig&)> take_session_memory = {};
   ChunkLimits limits;
   // How long chunks of a deterministic session wait for others to bring what is missing before them.
   absl::Duration place_timeout = absl::Seconds(10);

@@ -1,5 +1,7 @@
 // One replica's part in the end of a window, which all replicas of the head end together:
 // docs/decisions/0022-replicas.md.
+#include <algorithm>
+#include <cstddef>
 #include <optional>
 #include <utility>
 
@@ -101,11 +103,6 @@ WindowEnd Head::EndingLocked() const {
           .ending = window_.ending()};
 }
 
-absl::Status Head::CheckAlone(absl::string_view what) const {
-  if (!environment_.place.shared()) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat("head ", config_.name, " is over replicas: ", what));
-}
-
 absl::Status Head::CheckMayPublishLocked() const {
   if (!environment_.place.shared()) return absl::OkStatus();
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
@@ -164,8 +161,8 @@ absl::Status Head::CheckAlive() const {
 
 // Seal
 
-void Head::SealPart(const WindowEnd& end, const std::function<void(absl::StatusOr<uint64_t>)>& done) {
-  std::optional<absl::StatusOr<uint64_t>> answer;
+void Head::SealPart(const WindowEnd& end, const std::function<void(absl::StatusOr<SealedWindow>)>& done) {
+  std::optional<absl::StatusOr<SealedWindow>> answer;
   absl::Status begun;
   if (const auto* const blend = std::get_if<BlendEnd>(&end.by); blend != nullptr) {
     begun = SourceVersion(blend->request).status();
@@ -178,7 +175,11 @@ void Head::SealPart(const WindowEnd& end, const std::function<void(absl::StatusO
     if (!answer.has_value()) {
       std::optional<std::vector<SessionMarks>> marks;
       if (!TakesAll(end)) marks = MarksAt(environment_.place, end.marks);
-      PostLastLocked({.marks = std::move(marks)},
+      // Who looks at whatever is there leaves tiles that are not complete.
+      const bool leaves = TakesAll(end) && !ChangesWeights(end.by);
+      PostLastLocked({.closes = leaves ? LastTask::Closes::kNone : LastTask::Closes::kAll,
+                      .changes_weights = ChangesWeights(end.by),
+                      .marks = std::move(marks)},
                      [self = shared_from_this(), epoch = joint_.epoch, ending = window_.ending(), end, done] {
                        self->SealUntaught(epoch, ending, end, done);
                      });
@@ -194,20 +195,20 @@ void Head::AskWhetherTaken(const WindowEnd& taken, const StepResult& answer, int
   const absl::StatusOr<std::shared_ptr<ReplicaPart>> part = environment_.find_part(*this, replica);
   if (!part.ok()) return done(part.status());
   (*part)->Seal(taken, [self = shared_from_this(), taken, answer, replica,
-                        done = std::move(done)](const absl::StatusOr<uint64_t>& same) {
+                        done = std::move(done)](const absl::StatusOr<SealedWindow>& same) {
     if (!same.ok()) return done(same.status());
     self->AskWhetherTaken(taken, answer, replica + 1, done);
   });
 }
 
-std::optional<absl::StatusOr<uint64_t>> Head::TakenPartLocked(const WindowEnd& end) {
+std::optional<absl::StatusOr<SealedWindow>> Head::TakenPartLocked(const WindowEnd& end) {
   const auto* const step = std::get_if<StepRequest>(&end.by);
   if (step == nullptr || end.generation != window_.last_step().generation) return std::nullopt;
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   const auto taken = RepeatedStepLocked(end.generation, end.marks, *step);
   if (!taken.has_value()) return std::nullopt;
   if (!taken->ok()) return taken->status();
-  return (*taken)->window_tokens;
+  return SealedWindow{(*taken)->window_tokens};
 }
 
 absl::Status Head::BeginPartLocked(const WindowEnd& end) {
@@ -231,7 +232,7 @@ absl::Status Head::BeginPartLocked(const WindowEnd& end) {
 
 // Everything accepted before the window was sealed has been processed by now.
 void Head::SealUntaught(uint64_t epoch, uint64_t ending, const WindowEnd& end,
-                        const std::function<void(absl::StatusOr<uint64_t>)>& done) {
+                        const std::function<void(absl::StatusOr<SealedWindow>)>& done) {
   if (ChangesWeights(end.by)) {
     const MutexLock lock(mutex_);
     const bool goes_on = CheckEpochLocked(epoch).ok() && CheckPhaseLocked(ending, EndingPhase::kOpen).ok();
@@ -245,7 +246,7 @@ void Head::SealUntaught(uint64_t epoch, uint64_t ending, const WindowEnd& end,
   done(SealedPart(epoch, ending, end));
 }
 
-absl::StatusOr<uint64_t> Head::SealedPart(uint64_t epoch, uint64_t ending, const WindowEnd& end) {
+absl::StatusOr<SealedWindow> Head::SealedPart(uint64_t epoch, uint64_t ending, const WindowEnd& end) {
   const MutexLock lock(mutex_);
   if (absl::Status same = CheckEpochLocked(epoch); !same.ok()) return same;
   if (absl::Status phase = CheckPhaseLocked(ending, EndingPhase::kOpen); !phase.ok()) return phase;
@@ -253,19 +254,19 @@ absl::StatusOr<uint64_t> Head::SealedPart(uint64_t epoch, uint64_t ending, const
   // A write that was committed before may have been published meanwhile.
   if (absl::Status same = CheckSameWeightsLocked(end); !same.ok()) return same;
   window_.Reach(EndingPhase::kSealed);
-  return window_.tokens();
+  return SealedWindow{window_.tokens(), sessions_.RanksInOrder()};
 }
 
 // Sum
 
-void Head::SumPart(uint64_t window_tokens, std::shared_ptr<const ReplicaCommunicators> replicas,
+void Head::SumPart(JointSum sum, std::shared_ptr<const ReplicaCommunicators> replicas,
                    std::function<void(absl::StatusOr<GradientStats>)> done) {
-  PostExchange([self = shared_from_this(), ending = EndingNumber(), window_tokens,
+  PostExchange([self = shared_from_this(), ending = EndingNumber(), sum = std::move(sum),
                 replicas = std::move(replicas),
-                done = std::move(done)] { done(self->SumNow(ending, window_tokens, *replicas)); });
+                done = std::move(done)] { done(self->SumNow(ending, sum, *replicas)); });
 }
 
-absl::StatusOr<GradientStats> Head::SumNow(uint64_t ending, uint64_t window_tokens,
+absl::StatusOr<GradientStats> Head::SumNow(uint64_t ending, const JointSum& sum,
                                            const ReplicaCommunicators& replicas) {
   WindowGradient gradient;
   double scale = 1;
@@ -278,10 +279,10 @@ absl::StatusOr<GradientStats> Head::SumNow(uint64_t ending, uint64_t window_toke
     is_read = !FlushIdOf(window_.by()).empty();
   }
   // What nothing was added to is added up only if somebody reads it.
-  const bool empty = window_tokens == 0 && !is_read;
+  const bool empty = sum.window_tokens == 0 && !is_read;
   absl::StatusOr<GradientTallies> tallies = GradientTallies();
   if (!empty) {
-    const absl::Status summed = backend_->SumSlices(gradient.window, replicas);
+    const absl::Status summed = AddUp(gradient, sum.sessions, replicas);
     tallies = summed.ok() ? backend_->TallySum(scale, replicas) : summed;
   }
   if (!tallies.ok()) {
@@ -291,6 +292,22 @@ absl::StatusOr<GradientStats> Head::SumNow(uint64_t ending, uint64_t window_toke
   const MutexLock lock(mutex_);
   window_.Reach(EndingPhase::kSummed);
   return empty ? GradientStats() : StatsOf(*tallies);
+}
+
+absl::Status Head::AddUp(const WindowGradient& gradient, const std::vector<int32_t>& sessions,
+                         const ReplicaCommunicators& replicas) {
+  const int32_t self = environment_.place.replica;
+  if (std::count(sessions.begin(), sessions.end(), self) != std::ssize(gradient.sessions)) {
+    return absl::InternalError(absl::StrCat("head ", config_.name, " has gradients of ",
+                                            gradient.sessions.size(),
+                                            " deterministic sessions, which are not those that are summed"));
+  }
+  absl::Status added = backend_->SumSlices(gradient.window, replicas);
+  auto next = gradient.sessions.begin();
+  for (size_t i = 0; added.ok() && i < sessions.size(); ++i) {
+    added = backend_->AddToSum(sessions[i] == self ? *next++ : nullptr, sessions[i], replicas);
+  }
+  return added;
 }
 
 // Step

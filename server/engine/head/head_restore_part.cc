@@ -1,4 +1,8 @@
 // One replica's part in a restore of all of them: docs/decisions/0022-replicas.md.
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -88,12 +92,13 @@ absl::Status Head::RestoreBrokeOff() const {
 absl::Status Head::CheckRestorable(const HeadCheckpoint& state) const {
   const MutexLock lock(mutex_);
   for (const SessionCheckpoint& session : state.sessions) {
-    if (!session.tiles.has_value()) continue;
+    if (!session.tiles.has_value() || session.tiles->taken.empty()) continue;
     return MakeError(
         absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "head",
-        absl::StrCat("the checkpoint cannot be restored to head ", config_.name,
-                     ", which is over replicas: it has deterministic sessions; restore it to one server, and "
-                     "save it again without them"));
+        absl::StrCat(
+            "the checkpoint cannot be restored to head ", config_.name,
+            ", which is over replicas: deterministic sessions had added to its window; restore it to "
+            "one server, end the window there, and save it again"));
   }
   return CheckSameStateLocked(state, StateTensorsOf(config_));
 }
@@ -109,16 +114,39 @@ absl::Status Head::BeginOverwriting() {
 void Head::FinishRestorePart(const RestoredPart& part, std::shared_ptr<const StateSource> source,
                              std::shared_ptr<const ReplicaCommunicators> replicas,
                              std::function<void(absl::Status)> done) {
+  absl::StatusOr<std::vector<SessionMemory>> memory = MemoryForRestored(part.state);
+  if (!memory.ok()) return done(memory.status());
+  auto taken = std::make_shared<std::vector<SessionMemory>>(*std::move(memory));
   PostExchange([self = shared_from_this(), part, source = std::move(source), replicas = std::move(replicas),
-                done = std::move(done)] { done(self->FinishRestoreNow(part, *source, *replicas)); });
+                taken, done = std::move(done)] {
+    done(self->FinishRestoreNow(part, *source, *replicas, std::move(*taken)));
+  });
+}
+
+// Beyond that which the head's deterministic sessions have, and those of a restore that broke off.
+absl::StatusOr<std::vector<SessionMemory>> Head::MemoryForRestored(const HeadCheckpoint& state) {
+  int64_t missing = std::count_if(state.sessions.begin(), state.sessions.end(),
+                                  [](const SessionCheckpoint& entry) { return entry.tiles.has_value(); });
+  {
+    const MutexLock lock(mutex_);
+    missing -= sessions_.memories() + std::ssize(restored_sessions_);
+  }
+  std::vector<SessionMemory> memory;
+  for (; missing > 0; --missing) {
+    absl::StatusOr<SessionMemory> taken = environment_.take_session_memory(config_);
+    if (!taken.ok()) return taken.status();
+    memory.push_back(*std::move(taken));
+  }
+  return memory;
 }
 
 absl::Status Head::FinishRestoreNow(const RestoredPart& part, const StateSource& source,
-                                    const ReplicaCommunicators& replicas) {
+                                    const ReplicaCommunicators& replicas, std::vector<SessionMemory> memory) {
   if (absl::Status alive = CheckAlive(); !alive.ok()) return alive;
   if (absl::Status begun = BeginOverwriting(); !begun.ok()) return begun;
   HeadStateReader reader(&config_, backend_.get(), &source);
-  absl::Status status = RestoreWindow(RestoreAs::kTagged, reader);
+  absl::Status status = RestoreSessionsOfPart(reader, part.state, std::move(memory));
+  if (status.ok()) status = RestoreWindow(RestoreAs::kTagged, reader);
   ++gradient_changes_;
   if (!reader.device().ok()) OnDeviceFailure(reader.device());
   if (status.ok() && !part.state.tensors.empty()) {
@@ -133,14 +161,35 @@ absl::Status Head::FinishRestoreNow(const RestoredPart& part, const StateSource&
   return absl::OkStatus();
 }
 
+absl::Status Head::RestoreSessionsOfPart(HeadStateReader& reader, const HeadCheckpoint& part,
+                                         std::vector<SessionMemory> memory) {
+  {
+    const MutexLock lock(mutex_);
+    sessions_.TakeMemory(&memory);
+    for (auto& [id, session] : std::exchange(restored_sessions_, {})) {
+      memory.push_back(std::move(session->memory));
+    }
+  }
+  std::erase_if(memory, [](const SessionMemory& one) { return one.gradient == nullptr; });
+  MoreMemory more(memory.size());
+  absl::StatusOr<SessionTable::DeterministicSessions> sessions =
+      RestoreSessions(reader, part, std::move(memory), std::move(more));
+  if (!sessions.ok()) return sessions.status();
+  const MutexLock lock(mutex_);
+  restored_sessions_ = *std::move(sessions);
+  return absl::OkStatus();
+}
+
 FileKeys Head::InstallRestoredPart() {
   std::optional<RestoredPart> part;
+  SessionTable::DeterministicSessions sessions;
   {
     const MutexLock lock(mutex_);
     if (joint_.restoring != RestorePhase::kReady) return {};
     part = joint_.restored;
+    sessions.swap(restored_sessions_);
   }
-  Install(RestoreAs::kTagged, part->numbers, part->state, {});
+  Install(RestoreAs::kTagged, part->numbers, part->state, std::move(sessions));
   FileKeys keys = KeysOf(part->state.tensors);  // before anything can change them
   Resumes waiting;
   {

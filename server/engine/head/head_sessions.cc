@@ -12,9 +12,6 @@ namespace lossd::engine {
 absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_key, int32_t rank,
                                                     int32_t lanes, const std::string& new_session_id,
                                                     Deterministic deterministic, SessionMemory memory) {
-  if (deterministic == Deterministic::kYes) {
-    if (absl::Status alone = CheckAlone("it has no deterministic sessions"); !alone.ok()) return alone;
-  }
   const MutexLock lock(mutex_);
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
   absl::StatusOr<SessionTable::Opened> opened =

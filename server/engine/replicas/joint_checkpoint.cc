@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/slices.h"
 #include "server/engine/common/worker_pool.h"
 #include "server/engine/device/optimizer_state.h"
@@ -52,6 +53,13 @@ std::vector<Piece> PiecesOf(const Head& head, int64_t row_bytes) {
 }
 
 // Saving
+
+// Whether deterministic sessions have added to the window.
+bool HasTiles(const HeadCheckpoint& part) {
+  return std::any_of(part.sessions.begin(), part.sessions.end(), [](const SessionCheckpoint& entry) {
+    return entry.tiles.has_value() && !entry.tiles->taken.empty();
+  });
+}
 
 class JointSave {
  public:
@@ -117,7 +125,15 @@ absl::StatusOr<HeadCheckpoint> JointSave::Capture(const WindowPlace& place,
     release().IgnoreError();
     return captured.status();
   }
-  if (window_ == SavedWindow::kAsItBegan) {
+  const bool in_order = std::any_of(captured->begin(), captured->end(), HasTiles);
+  if (in_order && window_ == SavedWindow::kAsItIs) {
+    release().IgnoreError();
+    return absl::FailedPreconditionError(
+        absl::StrCat("head ", head_.config().name,
+                     " is over replicas, and deterministic sessions have added to its window: save it when "
+                     "the window has ended, by a step or a flush"));
+  }
+  if (in_order || window_ == SavedWindow::kAsItBegan) {
     for (HeadCheckpoint& part : *captured) GoBackToWindowBegin(&part);
   }
   HeadCheckpoint state = MergeParts(*std::move(captured));

@@ -18,8 +18,11 @@ namespace lossd::engine {
 // Writes every file but the manifest, which is to say what this returns: of one moment at each replica, while
 // nothing ends the window. Chunks are taken meanwhile. Refused as Head::BeginSave, and as Head::Save where
 // the window is not as `named`; nothing has changed then, or after any other error.
-// With kAsItBegan the window is that of its begin: chunks that have come since are not in it.
-enum class SavedWindow { kAsItIs, kAsItBegan };
+// With kAsItBegan the window is that of its begin: chunks that have come since are not in it. The sum of all
+// windows cannot say what deterministic sessions have added to it, whose order counts: with kAsItIs such a
+// window is refused (FAILED_PRECONDITION), with kWhereItCan it is saved as it began, and clients send it
+// again.
+enum class SavedWindow { kAsItIs, kAsItBegan, kWhereItCan };
 absl::StatusOr<HeadCheckpoint> SaveTogether(const std::shared_ptr<Head>& head, const JointReplicas& replicas,
                                             const std::vector<SessionMarks>& named, SavedWindow window,
                                             StateSink* sink);

@@ -46,6 +46,10 @@ void CloseTwice(std::vector<SessionCheckpoint>* sessions) {
   }
 }
 
+DeterministicTiles::Content EmptyTiles(const DeterministicTiles::Content& tiles) {
+  return {.tile_tokens = tiles.tile_tokens, .next_tile = 0, .taken = {}, .filled = {}};
+}
+
 }  // namespace
 
 HeadCheckpoint MergeParts(std::vector<HeadCheckpoint> parts) {
@@ -75,6 +79,7 @@ void GoBackToWindowBegin(HeadCheckpoint* part) {
   std::erase_if(part->sessions,
                 [](const SessionCheckpoint& entry) { return entry.session.state == SessionState::kClosed; });
   for (SessionCheckpoint& entry : part->sessions) {
+    if (entry.tiles.has_value()) entry.tiles = EmptyTiles(*entry.tiles);
     for (AccumulationLedger::Lane& lane : entry.session.lanes) {
       lane.accepted = lane.started = lane.applied = lane.base;
       lane.next_base = 0;

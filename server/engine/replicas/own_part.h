@@ -22,11 +22,11 @@ class OwnPart : public ReplicaPart {
           std::shared_ptr<const StateSource> source = nullptr)
       : head_(std::move(head)), replicas_(std::move(replicas)), source_(std::move(source)) {}
 
-  void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override {
+  void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<SealedWindow>)> done) override {
     head_->SealPart(end, done);
   }
-  void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<GradientStats>)> done) override {
-    head_->SumPart(window_tokens, replicas_, std::move(done));
+  void Sum(const JointSum& sum, std::function<void(absl::StatusOr<GradientStats>)> done) override {
+    head_->SumPart(sum, replicas_, std::move(done));
   }
   void Step(const JointStep& step, Done done) override { head_->StepPart(step, replicas_, std::move(done)); }
   void Reopen(const absl::Status& /*why*/, Done done) override { done(absl::OkStatus()); }

@@ -1,5 +1,8 @@
 #include "server/engine/replicas/window_ending.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +15,18 @@
 namespace lossd::engine {
 namespace {
 
+JointSum JointSumOf(const std::vector<SealedWindow>& windows) {
+  JointSum sum;
+  std::vector<std::pair<int32_t, int32_t>> by_rank;  // replicas
+  for (size_t replica = 0; replica < windows.size(); ++replica) {
+    sum.window_tokens += windows[replica].tokens;
+    for (const int32_t rank : windows[replica].ranks) by_rank.emplace_back(rank, replica);
+  }
+  std::sort(by_rank.begin(), by_rank.end());
+  for (const auto& [rank, replica] : by_rank) sum.sessions.push_back(replica);
+  return sum;
+}
+
 class WindowEnding {
  public:
   WindowEnding(const std::shared_ptr<Head>& head, const WindowEnd& end, const JointReplicas& replicas)
@@ -22,9 +37,9 @@ class WindowEnding {
  private:
   // Weights of one version go into the head at all replicas.
   absl::Status NameSource();
-  // Tokens of all windows.
-  absl::StatusOr<uint64_t> Seal();
-  absl::StatusOr<GradientStats> Sum(uint64_t window_tokens);
+  // All windows.
+  absl::StatusOr<JointSum> Seal();
+  absl::StatusOr<GradientStats> Sum(const JointSum& sum);
   absl::Status Step(const StepRequest& request, uint64_t window_tokens, const GradientStats& stats);
   absl::Status ChangeWeights(const JointStep& step);
   absl::Status Hold(uint64_t window_tokens, const GradientStats& stats);
@@ -50,14 +65,15 @@ void WindowEnding::End() {
 
 absl::Status WindowEnding::EndNow() {
   if (absl::Status named = NameSource(); !named.ok()) return Refuse(named);
-  const absl::StatusOr<uint64_t> tokens = Seal();
-  if (!tokens.ok()) return IsReplicaLost(tokens.status()) ? tokens.status() : Refuse(tokens.status());
+  const absl::StatusOr<JointSum> sealed = Seal();
+  if (!sealed.ok()) return IsReplicaLost(sealed.status()) ? sealed.status() : Refuse(sealed.status());
   if (std::holds_alternative<BlendEnd>(end_.by)) return ChangeWeights({});
-  const absl::StatusOr<GradientStats> stats = Sum(*tokens);
+  const absl::StatusOr<GradientStats> stats = Sum(*sealed);
   if (!stats.ok()) return stats.status();
-  if (const auto* const step = std::get_if<StepRequest>(&end_.by)) return Step(*step, *tokens, *stats);
-  if (std::holds_alternative<FlushEnd>(end_.by)) return Hold(*tokens, *stats);
-  return EndLook(*tokens, *stats);
+  const uint64_t tokens = sealed->window_tokens;
+  if (const auto* const step = std::get_if<StepRequest>(&end_.by)) return Step(*step, tokens, *stats);
+  if (std::holds_alternative<FlushEnd>(end_.by)) return Hold(tokens, *stats);
+  return EndLook(tokens, *stats);
 }
 
 absl::Status WindowEnding::NameSource() {
@@ -68,23 +84,21 @@ absl::Status WindowEnding::NameSource() {
   return version.status();
 }
 
-absl::StatusOr<uint64_t> WindowEnding::Seal() {
-  const auto sealed = parts_.AskAll<uint64_t>(
+absl::StatusOr<JointSum> WindowEnding::Seal() {
+  const auto sealed = parts_.AskAll<SealedWindow>(
       ReplicaPhase::kSeal,
-      [this](ReplicaPart& part, size_t /*i*/, std::function<void(absl::StatusOr<uint64_t>)> done) {
+      [this](ReplicaPart& part, size_t /*i*/, std::function<void(absl::StatusOr<SealedWindow>)> done) {
         part.Seal(end_, std::move(done));
       });
   if (!sealed.ok()) return sealed.status();
-  uint64_t all = 0;
-  for (const uint64_t tokens : *sealed) all += tokens;
-  return all;
+  return JointSumOf(*sealed);
 }
 
-absl::StatusOr<GradientStats> WindowEnding::Sum(uint64_t window_tokens) {
+absl::StatusOr<GradientStats> WindowEnding::Sum(const JointSum& sum) {
   const auto summed = parts_.AskTogether<GradientStats>(
-      ReplicaPhase::kSum, [window_tokens](ReplicaPart& part, size_t /*i*/,
-                                          std::function<void(absl::StatusOr<GradientStats>)> done) {
-        part.Sum(window_tokens, std::move(done));
+      ReplicaPhase::kSum,
+      [&sum](ReplicaPart& part, size_t /*i*/, std::function<void(absl::StatusOr<GradientStats>)> done) {
+        part.Sum(sum, std::move(done));
       });
   if (!summed.ok()) return summed.status();
   return summed->front();

@@ -23,17 +23,18 @@ void Do(const FoundHead& head, const group::v1::SealWindow& seal, GroupMember::R
         absl::StrCat("head ", head->config().name, " has another configuration here than at replica ",
                      engine::ReplicaPlace::kCoordinator)));
   }
-  head->SealPart(ToEnd(seal), [reply = std::move(reply)](const absl::StatusOr<uint64_t>& tokens) {
-    if (!tokens.ok()) return reply(tokens.status());
+  head->SealPart(ToEnd(seal), [reply = std::move(reply)](const absl::StatusOr<engine::SealedWindow>& window) {
+    if (!window.ok()) return reply(window.status());
     group::v1::Sealed sealed;
-    sealed.set_window_tokens(*tokens);
+    sealed.set_window_tokens(window->tokens);
+    sealed.mutable_ranks()->Add(window->ranks.begin(), window->ranks.end());
     reply(sealed.SerializeAsString());
   });
 }
 
 void Do(const FoundHead& head, const group::v1::SumWindow& sum, const Replicas& replicas,
         GroupMember::Reply reply) {
-  head->SumPart(sum.window_tokens(), replicas,
+  head->SumPart({sum.window_tokens(), {sum.sessions().begin(), sum.sessions().end()}}, replicas,
                 [reply = std::move(reply)](const absl::StatusOr<engine::GradientStats>& stats) {
                   if (!stats.ok()) return reply(stats.status());
                   group::v1::JointStep summed;

@@ -35,21 +35,23 @@ void RemotePart::Ask(const char* name, ReplicaCommand command,
   AskReplica(*questions_, replica_, name, command, std::move(done));
 }
 
-void RemotePart::Seal(const engine::WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) {
+void RemotePart::Seal(const engine::WindowEnd& end,
+                      std::function<void(absl::StatusOr<engine::SealedWindow>)> done) {
   ReplicaCommand command;
   ToProto(head_, end, command.mutable_seal());
   command.mutable_seal()->set_fingerprint(fingerprint_);
   Ask("SealWindow", std::move(command), [done = std::move(done)](const absl::StatusOr<std::string>& data) {
     const auto sealed = Parsed<group::v1::Sealed>(data);
-    if (sealed.ok()) return done(sealed->window_tokens());
-    done(sealed.status());
+    if (!sealed.ok()) return done(sealed.status());
+    done(engine::SealedWindow{sealed->window_tokens(), {sealed->ranks().begin(), sealed->ranks().end()}});
   });
 }
 
-void RemotePart::Sum(uint64_t window_tokens,
+void RemotePart::Sum(const engine::JointSum& sum,
                      std::function<void(absl::StatusOr<engine::GradientStats>)> done) {
   ReplicaCommand command;
-  command.mutable_sum()->set_window_tokens(window_tokens);
+  command.mutable_sum()->set_window_tokens(sum.window_tokens);
+  command.mutable_sum()->mutable_sessions()->Add(sum.sessions.begin(), sum.sessions.end());
   Ask("SumWindow", std::move(command), [done = std::move(done)](const absl::StatusOr<std::string>& data) {
     const auto summed = Parsed<group::v1::JointStep>(data);
     if (summed.ok()) return done(ToEngine(*summed).stats);

@@ -20,8 +20,10 @@ class RemotePart final : public engine::ReplicaPart {
   // `config`: of the coordinator's own; that of the other one is to be the same.
   RemotePart(std::shared_ptr<RankQuestions> questions, int32_t replica, const engine::HeadConfig& config);
 
-  void Seal(const engine::WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override;
-  void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<engine::GradientStats>)> done) override;
+  void Seal(const engine::WindowEnd& end,
+            std::function<void(absl::StatusOr<engine::SealedWindow>)> done) override;
+  void Sum(const engine::JointSum& sum,
+           std::function<void(absl::StatusOr<engine::GradientStats>)> done) override;
   void Step(const engine::JointStep& step, Done done) override;
   void Reopen(const absl::Status& why, Done done) override;
   void Hold(const engine::FlushInfo& flush, Done done) override;

@@ -13,9 +13,12 @@ SessionLoad LoadOf(const engine::Engine& engine, const std::string& head, const 
   return load;
 }
 
-int32_t ChoosePlace(const std::vector<SessionLoad>& loads) {
+int32_t ChoosePlace(const std::vector<SessionLoad>& loads, std::optional<int32_t> deterministic_rank) {
   const auto has =
       std::find_if(loads.begin(), loads.end(), [](const SessionLoad& load) { return load.has_session; });
+  if (has == loads.end() && deterministic_rank.has_value()) {
+    return engine::ReplicaOfRank(*deterministic_rank, static_cast<int32_t>(loads.size()));
+  }
   const auto least =
       std::min_element(loads.begin(), loads.end(),
                        [](const SessionLoad& a, const SessionLoad& b) { return a.lanes < b.lanes; });

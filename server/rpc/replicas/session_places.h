@@ -3,6 +3,7 @@
 #define LOSSD_SERVER_RPC_REPLICAS_SESSION_PLACES_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,9 +18,9 @@ struct SessionLoad {
 };
 SessionLoad LoadOf(const engine::Engine& engine, const std::string& head, const std::string& client_key);
 
-// The one that has the client's session, else the first with the fewest lanes. `loads`: by replica, at least
-// one.
-int32_t ChoosePlace(const std::vector<SessionLoad>& loads);
+// The one that has the client's session, else that of the rank of a deterministic session, else the first
+// with the fewest lanes. `loads`: by replica, at least one.
+int32_t ChoosePlace(const std::vector<SessionLoad>& loads, std::optional<int32_t> deterministic_rank);
 
 }  // namespace lossd::rpc
 

@@ -3,6 +3,7 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <chrono>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -130,7 +131,8 @@ absl::StatusOr<v1::OpenSessionResponse> SessionRouter::Place(const v1::OpenSessi
   if (absl::Status found = FirstError(answers); !found.ok()) return found;
   std::vector<SessionLoad> loads = {LoadOf(*(*here)->engine, request.head(), request.client_key())};
   for (const auto& answer : answers) loads.push_back(LoadOf(answer));
-  const int32_t place = ChoosePlace(loads);
+  const std::optional<int32_t> rank = request.deterministic() ? std::optional(request.rank()) : std::nullopt;
+  const int32_t place = ChoosePlace(loads, rank);
   v1::OpenSessionResponse response;
   if (place == place_.replica) {
     absl::Status opened = (*here)->calls.open(request, &response);

@@ -435,6 +435,46 @@ TEST_P(Slices, GradientsOfBatchesAreAddedUpAndStayAsTheyAre) {
   }
 }
 
+// Those of deterministic sessions, one after the other, each of which stays as it is.
+TEST_P(Slices, GradientsOfOneReplicaAreAddedToTheSum) {
+  const int32_t size = Most(3);
+  for (const int64_t vocab : {kVocab, RowsOfSeveralPieces()}) {
+    SCOPED_TRACE(vocab);
+    HeadConfig config = ConfigOf(kAdamW, Masters().back(), vocab == kVocab ? HeadBias::kYes : HeadBias::kNo);
+    config.vocab_size = vocab;
+    if (vocab != kVocab) config.hidden_size = 2048;
+    Replicas replicas = Make(size, config);
+    GradientValues sum = WriteAll(replicas, RandomGradients(config, size, 5));
+    const std::vector<GradientValues> added = RandomGradients(config, size, 77);
+    std::vector<std::unique_ptr<Gradient>> gradients;
+    for (int32_t replica = 0; replica < size; ++replica) {
+      const GradientValues& own = added[static_cast<size_t>(replica)];
+      gradients.push_back(*replicas.at(replica).device->CreateGradient(config));
+      const absl::Status written = replicas.at(replica).backend().WriteGradient(
+          gradients.back().get(), 0, vocab, own.dw.data(), config.bias ? own.db.data() : nullptr);
+      EXPECT_TRUE(written.ok()) << written;
+    }
+    for (int32_t from = size - 1; from >= 0; --from) sum = SumOf({sum, added[static_cast<size_t>(from)]});
+    replicas.Together([&](int32_t replica, const ReplicaConnections& others) {
+      HeadBackend& backend = replicas.at(replica).backend();
+      EXPECT_TRUE(backend.SumSlices(nullptr, others.communicators).ok());
+      for (int32_t from = size - 1; from >= 0; --from) {
+        Gradient* const own = from == replica ? gradients[static_cast<size_t>(from)].get() : nullptr;
+        const absl::Status status = backend.AddToSum(own, from, others.communicators);
+        EXPECT_TRUE(status.ok()) << status;
+      }
+    });
+    for (int32_t replica = 0; replica < size; ++replica) {
+      SCOPED_TRACE("replica " + std::to_string(replica));
+      ExpectSum(replicas.at(replica), sum);
+      std::vector<float> dw(added.front().dw.size());
+      const Gradient* const gradient = gradients[static_cast<size_t>(replica)].get();
+      EXPECT_TRUE(replicas.at(replica).backend().ReadGradient(gradient, 0, vocab, dw.data()).ok());
+      EXPECT_TRUE(SameBits(dw, added[static_cast<size_t>(replica)].dw));
+    }
+  }
+}
+
 // A device knows the largest of all weights, wherever they were stepped: rows whose logits could overflow
 // must leave dW alone.
 TEST_P(Slices, BatchesAfterAStepHaveTheBitsOfOneServer) {

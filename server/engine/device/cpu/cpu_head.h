@@ -72,6 +72,7 @@ class CpuBackend : public HeadBackend {
                                             const StepArguments& arguments) override;
 
   absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas) override;
+  absl::Status AddToSum(Gradient* gradient, int32_t replica, const ReplicaCommunicators& replicas) override;
   absl::StatusOr<GradientTallies> TallySum(double scale, const ReplicaCommunicators& replicas) override;
   absl::Status StepSlices(const StepArguments& arguments) override;
   absl::Status GatherSlices(const ReplicaCommunicators& replicas) override;
@@ -102,6 +103,8 @@ class CpuBackend : public HeadBackend {
   const CpuGradient& Find(const Gradient* gradient) const {
     return gradient == nullptr ? own_ : *static_cast<const CpuGradient*>(gradient);
   }
+  // Zeros where an empty gradient has whatever was there. It stays empty.
+  void Settle(CpuGradient& gradient) const;
   static constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
   static const float* Floats(const HostBuffer& buffer) {
     return reinterpret_cast<const float*>(buffer.data());

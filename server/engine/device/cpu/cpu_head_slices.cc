@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/collectives/slice_exchange.h"
+#include "kernels/optimizer.h"
 #include "kernels/rounding.h"
 #include "server/engine/device/cpu/cpu_head.h"
 #include "server/engine/device/rank_status.h"
@@ -13,6 +14,7 @@ namespace lossd::engine {
 using kernels::OptimizerCoefficients;
 using kernels::SizeOf;
 using kernels::SliceLayout;
+using kernels::collectives::Result;
 using kernels::collectives::SliceExchange;
 
 namespace {
@@ -60,10 +62,7 @@ absl::Status CpuBackend::CheckSummed() const {
 absl::Status CpuBackend::SumSlices(Gradient* of, const ReplicaCommunicators& replicas) {
   if (absl::Status checked = CheckReplicas(shard_, replicas); !checked.ok()) return checked;
   CpuGradient& gradient = Find(of);
-  if (gradient.empty) {
-    std::fill_n(Floats(gradient.dw), config_.elements(), 0.0f);
-    if (config_.bias) std::fill_n(Floats(gradient.db), config_.vocab_size, 0.0f);
-  }
+  Settle(gradient);
   sum_.empty = true;  // until all of it is there: nothing is to be stepped by parts of two windows
   const SliceLayout layout = shard_.slices();
   const auto sum = [&](HostBuffer& values, int64_t columns, HostBuffer& sums) {
@@ -76,6 +75,37 @@ absl::Status CpuBackend::SumSlices(Gradient* of, const ReplicaCommunicators& rep
   if (summed.ok() && config_.bias) summed = sum(gradient.db, 1, sum_.db);
   sum_.empty = !summed.ok();
   return summed;
+}
+
+absl::Status CpuBackend::AddToSum(Gradient* of, int32_t replica, const ReplicaCommunicators& replicas) {
+  if (absl::Status checked = CheckReplicas(shard_, replicas); !checked.ok()) return checked;
+  if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
+  CpuGradient* const own = replica == shard_.replica ? &Find(of) : nullptr;
+  if (own != nullptr) Settle(*own);
+  sum_.empty = true;
+  const SliceLayout layout = shard_.slices();
+  const auto add = [&](const float* values, int64_t columns, HostBuffer& sums) {
+    SliceExchange exchange(layout, columns, replicas.device);
+    return InPieces(PiecesOf(layout, columns * kFloat), [&](int32_t piece, int32_t pieces) {
+      Result sent = exchange.Send(values, replica, piece, pieces, sum_scratch_.data(), nullptr);
+      if (!sent.ok()) return sent;
+      const auto [rows, before] = exchange.OwnPiece(piece, pieces);
+      const float* const from = values == nullptr ? Floats(sum_scratch_) : values + rows.first * columns;
+      kernels::CpuAddGradient(from, rows.count * columns, kernels::WeightGradient::kAccumulate,
+                              Floats(sums) + before * columns);
+      return sent;
+    });
+  };
+  absl::Status added = add(own == nullptr ? nullptr : Floats(own->dw), config_.hidden_size, sum_.dw);
+  if (added.ok() && config_.bias) added = add(own == nullptr ? nullptr : Floats(own->db), 1, sum_.db);
+  sum_.empty = !added.ok();
+  return added;
+}
+
+void CpuBackend::Settle(CpuGradient& gradient) const {
+  if (!gradient.empty) return;
+  std::fill_n(Floats(gradient.dw), config_.elements(), 0.0f);
+  if (config_.bias) std::fill_n(Floats(gradient.db), config_.vocab_size, 0.0f);
 }
 
 absl::StatusOr<GradientTallies> CpuBackend::TallySum(double scale, const ReplicaCommunicators& replicas) {

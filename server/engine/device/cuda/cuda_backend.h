@@ -97,6 +97,7 @@ class CudaBackend : public HeadBackend {
   absl::StatusOr<GradientTallies> ApplyStep(const Gradient* gradient,
                                             const StepArguments& arguments) override;
   absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas) override;
+  absl::Status AddToSum(Gradient* gradient, int32_t replica, const ReplicaCommunicators& replicas) override;
   absl::StatusOr<GradientTallies> TallySum(double scale, const ReplicaCommunicators& replicas) override;
   absl::Status StepSlices(const StepArguments& arguments) override;
   absl::Status GatherSlices(const ReplicaCommunicators& replicas) override;

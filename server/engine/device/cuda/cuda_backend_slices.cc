@@ -71,6 +71,26 @@ absl::Status CudaBackend::SumSlices(Gradient* of, const ReplicaCommunicators& re
   return summed;
 }
 
+absl::Status CudaBackend::AddToSum(Gradient* of, int32_t replica, const ReplicaCommunicators& replicas) {
+  if (absl::Status checked = CheckReplicas(shard_, replicas); !checked.ok()) return checked;
+  if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
+  CudaGradient* const own = replica == shard_.replica ? &Find(of) : nullptr;
+  if (own != nullptr) {
+    if (const Result settled = Settle(*own); !settled.ok()) return DeviceFailed(settled);
+  }
+  sum_.empty = true;
+  summed_.reset();
+  cudaStream_t stream = device_->pipeline.computing();
+  const auto add = [&](int64_t columns, const float* values, const DeviceBuffer& sums) {
+    return slices_.AddOne(shard_.slices(), columns, replicas.device, replica, values, Floats(sums), stream);
+  };
+  absl::Status added = add(padded_hidden_, own == nullptr ? nullptr : Floats(own->dw), sum_.dw);
+  if (added.ok() && config_.bias) added = add(1, own == nullptr ? nullptr : Floats(own->db), sum_.db);
+  if (added.ok()) added = ToStatus(replicas.device->Wait(stream));
+  sum_.empty = !added.ok();
+  return added;
+}
+
 absl::Status CudaBackend::SumMatrices(const CudaGradient& gradient, Communicator* replicas) {
   const absl::StatusOr<const float*> other = FindOther(gradient, replicas);
   if (!other.ok()) return other.status();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/rounding.h"
 #include "server/engine/device/cuda/cuda_status.h"
 #include "server/engine/device/cuda/stream_order.h"
@@ -76,6 +77,26 @@ absl::Status SlicePipeline::Sum(const SliceLayout& layout, int64_t columns, Comm
   // After a failure too: what is on the wires may still write to scratch memory.
   const Result joined = Join(computing);
   return summed.ok() ? DeviceFailed(joined) : summed;
+}
+
+absl::Status SlicePipeline::AddOne(const SliceLayout& layout, int64_t columns, Communicator* communicator,
+                                   int32_t from, const float* gradient, float* sum, cudaStream_t computing) {
+  SliceExchange exchange(layout, columns, communicator);
+  const int32_t pieces = SummedPieces(layout, columns);
+  for (int32_t piece = 0; piece < pieces; ++piece) {
+    absl::Status sent = ToStatus(exchange.Send(gradient, from, piece, pieces, scratch_.data(), computing));
+    if (!sent.ok()) return sent;
+    const auto [rows, before] = exchange.OwnPiece(piece, pieces);
+    if (rows.count == 0) continue;
+    const bool own = communicator->rank() == from;
+    const float* const values =
+        own ? gradient + rows.first * columns : static_cast<const float*>(scratch_.data());
+    const Result added =
+        kernels::cuda::AddGradient(values, rows.count * columns, kernels::WeightGradient::kAccumulate,
+                                   sum + before * columns, computing);
+    if (!added.ok()) return DeviceFailed(added);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SlicePipeline::SumPieces(Work& work) {

@@ -38,6 +38,11 @@ class SlicePipeline {
                    kernels::collectives::Communicator* communicator, const float* gradient, float* sum,
                    cudaStream_t computing);
 
+  // SliceExchange::Send of all pieces of one replica's gradient, each added to the sum; the same.
+  absl::Status AddOne(const kernels::SliceLayout& layout, int64_t columns,
+                      kernels::collectives::Communicator* communicator, int32_t from, const float* gradient,
+                      float* sum, cudaStream_t computing);
+
   // The step of this piece is what is on `computing`.
   kernels::cuda::Result NoteStepped(int32_t piece, cudaStream_t computing);
   // Work that is put on wires() from now on comes behind the step of this piece.

@@ -288,6 +288,12 @@ absl::Status ShardHead::SumSlices(Gradient* gradient, const ReplicaCommunicators
   return Agree(outcome);
 }
 
+absl::Status ShardHead::AddToSum(Gradient* gradient, int32_t replica, const ReplicaCommunicators* replicas,
+                                 absl::Status* outcome) {
+  *outcome = replicas == nullptr ? NotConnected() : local_->AddToSum(gradient, replica, *replicas);
+  return Agree(outcome);
+}
+
 absl::Status ShardHead::TallySum(double scale, const ReplicaCommunicators* replicas,
                                  absl::StatusOr<GradientTallies>* outcome) {
   *outcome = replicas == nullptr ? NotConnected() : local_->TallySum(scale, *replicas);

@@ -75,6 +75,8 @@ class ShardHead {
   // other groups; `replicas` is null where it has no connection with them. That may come to nothing at one
   // rank alone, so all ranks of the group agree on the `outcome`; what is returned is an error of this group.
   absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators* replicas, absl::Status* outcome);
+  absl::Status AddToSum(Gradient* gradient, int32_t replica, const ReplicaCommunicators* replicas,
+                        absl::Status* outcome);
   absl::Status TallySum(double scale, const ReplicaCommunicators* replicas,
                         absl::StatusOr<GradientTallies>* outcome);
   absl::Status GatherSlices(const ReplicaCommunicators* replicas, absl::Status* outcome);

@@ -134,6 +134,7 @@ class ShardedHead : public HeadBackend {
     return shard_->SliceRows(slice);
   }
   absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas) override;
+  absl::Status AddToSum(Gradient* gradient, int32_t replica, const ReplicaCommunicators& replicas) override;
   absl::StatusOr<GradientTallies> TallySum(double scale, const ReplicaCommunicators& replicas) override;
   absl::Status StepSlices(const StepArguments& arguments) override;
   absl::Status GatherSlices(const ReplicaCommunicators& replicas) override;
@@ -296,6 +297,16 @@ absl::Status ShardedHead::SumSlices(Gradient* gradient, const ReplicaCommunicato
   absl::Status summed;
   absl::Status group = shard_->SumSlices(LocalOf(gradient), &replicas, &summed);
   return group.ok() ? summed : group;
+}
+
+absl::Status ShardedHead::AddToSum(Gradient* gradient, int32_t replica,
+                                   const ReplicaCommunicators& replicas) {
+  const RankWatch::Executing own =
+      Tell(AddToSumCommand{number_, NumberOf(gradient), replica, replicas.connection});
+  absl::Status added;
+  absl::Status group =
+      shard_->AddToSum(gradient == nullptr ? nullptr : LocalOf(gradient), replica, &replicas, &added);
+  return group.ok() ? added : group;
 }
 
 absl::StatusOr<GradientTallies> ShardedHead::TallySum(double scale, const ReplicaCommunicators& replicas) {

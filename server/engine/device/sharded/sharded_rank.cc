@@ -241,6 +241,14 @@ absl::Status ShardedRank::Do(const SumSlicesCommand& command) {
   });
 }
 
+absl::Status ShardedRank::Do(const AddToSumCommand& command) {
+  const std::shared_ptr<ReplicaConnection> by = FindConnection(command.connection);
+  return With(command.head, command.gradient, [&](ShardHead& head, Gradient* gradient) {
+    absl::Status added;
+    return UnlessLost(head.AddToSum(gradient, command.replica, CommunicatorsOrNull(by), &added), added);
+  });
+}
+
 absl::Status ShardedRank::Do(const TallySumCommand& command) {
   const std::shared_ptr<ReplicaConnection> by = FindConnection(command.connection);
   return With(command.head, 0, [&](ShardHead& head, Gradient* /*gradient*/) {

@@ -82,6 +82,7 @@ class ShardedRank : public RankExecutor {
   absl::Status Do(const SummarizeCommand& command);
   absl::Status Do(const ApplyStepCommand& command);
   absl::Status Do(const SumSlicesCommand& command);
+  absl::Status Do(const AddToSumCommand& command);
   absl::Status Do(const TallySumCommand& command);
   absl::Status Do(const StepSlicesCommand& command);
   absl::Status Do(const GatherSlicesCommand& command);

@@ -88,6 +88,9 @@ class DeterministicTiles {
   // Whether everything that was filled is in dW.
   bool AllAdded() const { return segments_.empty() && handed_out_ == 0; }
 
+  // Whether no token has a place in this window.
+  bool empty() const { return taken_.empty(); }
+
   // To be called once everything is (AllAdded).
   void BeginWindow();
 

@@ -448,16 +448,27 @@ Gradient* SessionTable::GradientOf(const std::string& session_id) const {
   return it == deterministic_.end() ? nullptr : it->second->memory.gradient.get();
 }
 
-std::vector<Gradient*> SessionTable::GradientsInOrder() const {
+std::vector<const DeterministicSession*> SessionTable::InOrder() const {
   std::vector<const DeterministicSession*> all;
-  for (const auto& [id, session] : deterministic_) all.push_back(session.get());
+  for (const auto& [id, session] : deterministic_) {
+    if (!session->tiles.empty()) all.push_back(session.get());
+  }
   std::sort(all.begin(), all.end(), [](const auto* a, const auto* b) {
     return std::tie(a->rank, a->number) < std::tie(b->rank, b->number);
   });
+  return all;
+}
+
+std::vector<Gradient*> SessionTable::GradientsInOrder() const {
   std::vector<Gradient*> gradients;
-  gradients.reserve(all.size());
-  for (const DeterministicSession* session : all) gradients.push_back(session->memory.gradient.get());
+  for (const DeterministicSession* session : InOrder()) gradients.push_back(session->memory.gradient.get());
   return gradients;
+}
+
+std::vector<int32_t> SessionTable::RanksInOrder() const {
+  std::vector<int32_t> ranks;
+  for (const DeterministicSession* session : InOrder()) ranks.push_back(session->rank);
+  return ranks;
 }
 
 MemoryPlan SessionTable::Memory() const {
@@ -683,6 +694,11 @@ std::vector<std::shared_ptr<DeterministicSession>> SessionTable::TakeForgotten()
 
 void SessionTable::TakeMemory(std::vector<SessionMemory>* memory) {
   for (const auto& [id, session] : deterministic_) memory->push_back(std::move(session->memory));
+}
+
+int64_t SessionTable::memories() const {
+  return std::count_if(deterministic_.begin(), deterministic_.end(),
+                       [](const auto& entry) { return entry.second->memory.gradient != nullptr; });
 }
 
 // Checkpoints

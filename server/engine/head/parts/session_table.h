@@ -153,8 +153,10 @@ class SessionTable {
 
   bool IsDeterministic(const std::string& session_id) const { return deterministic_.contains(session_id); }
   int64_t deterministic_count() const { return static_cast<int64_t>(deterministic_.size()); }
-  // Their gradients, by rank: the order in which they are summed.
+  // The gradients of those that have places in the window, by rank: the order in which they are summed. While
+  // the window is sealed they are the same.
   std::vector<Gradient*> GradientsInOrder() const;
+  std::vector<int32_t> RanksInOrder() const;  // of the same sessions
   // The memory of their gradients and tiles.
   MemoryPlan Memory() const;
   // Not ok if a chunk of such a session has no place in the window.
@@ -199,6 +201,8 @@ class SessionTable {
   absl::Status CheckAllAdded() const;
   // Sessions that the ledger forgot, whose gradients are to be freed on the device thread.
   std::vector<std::shared_ptr<DeterministicSession>> TakeForgotten();
+  // How many have memory: all of them, until TakeMemory.
+  int64_t memories() const;
   // All of them, at the end of the head.
   DeterministicSessions TakeDeterministic() { return std::exchange(deterministic_, {}); }
   // Their gradients and reservations, for a restore to use.
@@ -236,6 +240,7 @@ class SessionTable {
   using Key = std::pair<std::string, int32_t>;
 
   absl::Status CheckRank(const std::string& client_key, int32_t rank) const;
+  std::vector<const DeterministicSession*> InOrder() const;
   void FixSegments(BatchKey* kind) const;
   bool IsIdle(const std::string& session_id, const AccumulationLedger::Session& session,
               absl::Time before) const;

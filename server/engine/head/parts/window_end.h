@@ -58,6 +58,19 @@ struct WindowEnd {
   std::optional<FlushFate> fate = {};
 };
 
+// A replica's window, once it is sealed.
+struct SealedWindow {
+  uint64_t tokens = 0;
+  std::vector<int32_t> ranks = {};  // of its deterministic sessions, in order: each has a gradient of its own
+};
+
+// What the replicas add up: their windows, and then what deterministic sessions have, one after the other, as
+// one server does.
+struct JointSum {
+  uint64_t window_tokens = 0;          // of all of them; 0: there is nothing to sum
+  std::vector<int32_t> sessions = {};  // in the order of their ranks: the replica of each
+};
+
 // What the replicas have found together: how the window ends.
 struct JointStep {
   // StepResult's, without what follows from it at each replica.

@@ -27,8 +27,8 @@ class ReplicaPart {
   virtual ~ReplicaPart() = default;
 
   // The end of a window
-  virtual void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) = 0;
-  virtual void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<GradientStats>)> done) = 0;
+  virtual void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<SealedWindow>)> done) = 0;
+  virtual void Sum(const JointSum& sum, std::function<void(absl::StatusOr<GradientStats>)> done) = 0;
   // PublishPart once StepPart is done.
   virtual void Step(const JointStep& step, Done done) = 0;
   virtual void Reopen(const absl::Status& why, Done done) = 0;

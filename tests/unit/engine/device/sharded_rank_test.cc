@@ -48,6 +48,7 @@ TEST(ShardedRank, KnowsOnlyWhatItWasToldToCreate) {
       SummarizeCommand{.head = 2},
       ApplyStepCommand{2, 0, {}},
       SumSlicesCommand{.head = 2},
+      AddToSumCommand{.head = 2},
       TallySumCommand{.head = 2},
       StepSlicesCommand{2, {}},
       GatherSlicesCommand{.head = 2},
@@ -69,6 +70,7 @@ TEST(ShardedRank, KnowsOnlyWhatItWasToldToCreate) {
       SummarizeCommand{1, 3},
       ApplyStepCommand{1, 3, {}},
       SumSlicesCommand{.head = 1, .gradient = 3},
+      AddToSumCommand{.head = 1, .gradient = 3},
       StartBatchCommand{.head = 1, .teacher = 0, .gradient = 3, .kind = {}, .chunks = {}},
   };
   for (const GroupCommand& command : unknown_gradients) {

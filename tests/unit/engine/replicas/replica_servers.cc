@@ -113,18 +113,10 @@ void ReplicaServer::WriteWeights(uint64_t seed) {
   published.get_future().wait();
 }
 
-absl::Status ReplicaServer::Send(uint64_t seed, int64_t tokens, uint64_t generation, ComputeMode mode) {
-  const absl::StatusOr<std::shared_ptr<Head>> found = engine_->FindHead("h");
-  if (!found.ok()) return found.status();
-  const std::shared_ptr<Head>& of = *found;
-  absl::Status opened;
-  if (!lane_.has_value()) opened = OpenSession();
-  if (!opened.ok()) return opened;
+Chunk ReplicaServer::Tokens(uint64_t seed, int64_t tokens) const {
+  const std::shared_ptr<Head> of = head();
   const HeadConfig& config = of->config();
   Chunk chunk;
-  chunk.sequence = sequence_ + 1;
-  chunk.generation = generation;
-  chunk.mode = mode;
   chunk.tokens = tokens;
   std::mt19937_64 random(seed);
   std::vector<int64_t> labels(static_cast<size_t>(tokens));
@@ -140,6 +132,20 @@ absl::Status ReplicaServer::Send(uint64_t seed, int64_t tokens, uint64_t generat
                    elements);
   chunk.hidden_type = config.weight_type;
   chunk.hidden_states = Payload::Of(std::move(converted));
+  return chunk;
+}
+
+absl::Status ReplicaServer::Send(uint64_t seed, int64_t tokens, uint64_t generation, ComputeMode mode) {
+  const absl::StatusOr<std::shared_ptr<Head>> found = engine_->FindHead("h");
+  if (!found.ok()) return found.status();
+  const std::shared_ptr<Head>& of = *found;
+  absl::Status opened;
+  if (!lane_.has_value()) opened = OpenSession();
+  if (!opened.ok()) return opened;
+  Chunk chunk = Tokens(seed, tokens);
+  chunk.sequence = sequence_ + 1;
+  chunk.generation = generation;
+  chunk.mode = mode;
   for (;;) {
     auto changed = std::make_shared<std::promise<void>>();
     const std::future<void> may_go_on = changed->get_future();

@@ -54,6 +54,8 @@ class ReplicaServer {
     const absl::Status computed = Send(seed, tokens, generation, ComputeMode::kLossOnly);
     EXPECT_TRUE(computed.ok()) << computed;
   }
+  // Seeded hidden states and labels for the head: a chunk without a place.
+  Chunk Tokens(uint64_t seed, int64_t tokens) const;
   // Those of sessions that have added to the window.
   std::vector<SessionMarks> Marks() const { return head()->Info().window_marks; }
   std::vector<float> Weights();

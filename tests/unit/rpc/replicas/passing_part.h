@@ -17,11 +17,13 @@ class PassingPart : public engine::ReplicaPart {
  public:
   explicit PassingPart(std::shared_ptr<engine::ReplicaPart> part) : part_(std::move(part)) {}
 
-  void Seal(const engine::WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override {
+  void Seal(const engine::WindowEnd& end,
+            std::function<void(absl::StatusOr<engine::SealedWindow>)> done) override {
     part_->Seal(end, std::move(done));
   }
-  void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<engine::GradientStats>)> done) override {
-    part_->Sum(window_tokens, std::move(done));
+  void Sum(const engine::JointSum& sum,
+           std::function<void(absl::StatusOr<engine::GradientStats>)> done) override {
+    part_->Sum(sum, std::move(done));
   }
   void Step(const engine::JointStep& step, Done done) override { part_->Step(step, std::move(done)); }
   void Reopen(const absl::Status& why, Done done) override { part_->Reopen(why, std::move(done)); }

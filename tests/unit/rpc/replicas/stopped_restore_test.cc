@@ -255,6 +255,15 @@ class UnrestorableTest {
     CheckpointedServers one(SetSize{1}, MasterHead(), of_one);
     const auto opened = one.engine().OpenSession("h", {"d", 0, 1, engine::Deterministic::kYes});
     ASSERT_TRUE(opened.ok()) << opened.status();
+    const auto listener = std::make_shared<engine::RecordingListener>();
+    auto lane = opened->head->AttachLane(opened->info.session_id, 0, listener);
+    ASSERT_TRUE(lane.ok()) << lane.status();
+    engine::Chunk chunk = one.all().at(0).Tokens(1, 3);
+    chunk.sequence = 1;
+    chunk.generation = one.generation();
+    chunk.window_token = 0;
+    ASSERT_TRUE(opened->head->Submit(*lane, chunk, [] {}).ok());
+    ASSERT_EQ(listener->AwaitAnswers(1).back().error, absl::OkStatus());
     ASSERT_TRUE(one.Save("b").ok());
     std::filesystem::remove_all(checkpoint);
     std::filesystem::copy(of_one / "heads/h/b", checkpoint);
