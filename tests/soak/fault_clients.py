@@ -185,10 +185,13 @@ class FaultTrainer(Client):
                 self.require_kill(error)
 
     def require_kill(self, error: Exception) -> None:
-        kills = self.page.kills
-        if kills == self.kills_seen and kills % 2 == 0:
+        if not self.was_killed():
             raise AssertionError(f"window lost, but nobody has killed the server: {error!r}") from error
         self.seen["window lost"] += 1
+
+    def was_killed(self) -> bool:
+        """Since this trainer began, or went back."""
+        return self.page.kills != self.kills_seen or self.page.kills % 2 == 1
 
     def prepare(self, client: lossd.Client) -> None:
         head_options = dict(self.work_as.head)

@@ -16,8 +16,8 @@ class FaultPage:
 
     def __init__(self, path: Path, ways: int) -> None:
         if not path.exists():
-            path.write_bytes(bytes(4 * (3 * ways + 2)))
-        numbers = np.memmap(path, np.uint32, "r+", shape=(3 * ways + 2,))
+            path.write_bytes(bytes(4 * (3 * ways + 3)))
+        numbers = np.memmap(path, np.uint32, "r+", shape=(3 * ways + 3,))
         self.under_way, self.progress, self.phases = numbers[:ways], numbers[ways:2 * ways], numbers[2 * ways:3 * ways]
         self._rest = numbers[3 * ways:]
 
@@ -31,6 +31,14 @@ class FaultPage:
 
     def count_kill(self) -> None:
         self._rest[0] += 1
+
+    @property
+    def cuts(self) -> int:
+        """Odd from before a connection between replicas is cut until all have met again."""
+        return int(self._rest[2])
+
+    def count_cut(self) -> None:
+        self._rest[2] += 1
 
     @property
     def stopping(self) -> bool:

@@ -153,7 +153,7 @@ class Faults:
         self.make_network(folder, at_end)
         self.clients = Clients(self.script, self.places(), options, folder / "page", self.page, at_end)
         self.ends: Counter[str] = Counter()
-        self.killed_while: Counter[str] = Counter()  # ranks, by what some client was waiting for
+        self.hit_while: Counter[str] = Counter()  # ends, by what some client was waiting for
         self.next_end, self.slowest_drain, self.shown = 0.0, 0.0, 0.0
         self.began = time.monotonic()
 
@@ -257,7 +257,7 @@ class Faults:
         self.server.kill_rank(self.random.choice(self.server.rank_pids()))
         self.page.count_kill()
         self.ends["rank killed"] += 1
-        self.killed_while.update(under_way)
+        self.hit_while.update(under_way)
         self.server.await_serving()
 
     def await_phase(self, phase: str) -> None:
@@ -309,7 +309,8 @@ class Faults:
             clients.update({name: value for name, value in report.items() if isinstance(value, int)})
         return {"seed": self.options.seed, "faults": self.count(), "divergences": 0, "seconds": round(seconds, 1),
                 "faults_per_second": round(self.count() / seconds, 1), "kinds": self.kinds_of_faults(),
-                "ranks_killed_while": dict(self.killed_while), "slowest_drain_seconds": round(self.slowest_drain, 2), "clients": self.options.clients,
+                "hit_while": dict(self.hit_while),
+                "slowest_drain_seconds": round(self.slowest_drain, 2), "clients": self.options.clients,
                 "all_clients": dict(sorted(clients.items()))}
 
 

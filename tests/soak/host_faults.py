@@ -59,7 +59,7 @@ class HostFaults(Faults):
             self.server.await_serving()
         self.page.count_kill()
         self.ends[kind] += 1
-        self.killed_while.update(under_way)
+        self.hit_while.update(under_way)
         self.next_end = time.monotonic() + self.random.random()
 
     # The kinds. Each returns once nothing of the epoch that it has ended runs any more, and no cut is left. `epoch`: its processes.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lossd_server import await_ports, free_port, free_ports
+from lossd_server import await_ports, free_port, free_ports, read_metrics
 from programs import Program
 from waiting import wait_until as until  # noqa: F401
 
@@ -47,6 +47,14 @@ class ReplicaServer(Program):
     def await_serving(self) -> None:
         await_ports(self, self._ports, self.last_words)
 
+    def metrics(self) -> dict[str, float]:
+        return read_metrics(f"http://{self.metrics_target}/metrics")
+
+    def pids(self) -> list[int]:
+        """Its process and, where the replica is a group, those of the ranks."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii")
+        return [self.pid, *map(int, children.split())]
+
 
 class ReplicaServers:
     """A set; `servers[i]` is replica i. From __enter__ to __exit__, or from start() to close(). `devices` of each; those of one after
@@ -55,7 +63,8 @@ class ReplicaServers:
     def __init__(self, binary: str, folder: Path, replicas: int, *flags: str, devices: str = "cpu", hosts: Any = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         token = write_token(folder / "token")
-        leader = hosts[0].name if hosts else f"127.0.0.1:{free_port()}"
+        self.leader_port = free_port()
+        leader = hosts[0].name if hosts else f"127.0.0.1:{self.leader_port}"
         network = ["--collective_network=trusted", "--collective_interface=eth0", "--insecure"] if hosts else []
         common = ["--replica_set=t", f"--replicas={replicas}", f"--replica_leader={leader}", f"--group_token_file={token}", *network,
                   *flags]
