@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/checkpoint/checkpoint_store.h"
+#include "server/engine/common/awaiting.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
 #include "server/engine/common/random_id.h"
@@ -374,12 +375,14 @@ void Engine::AwaitExchanges() {
     const MutexLock quiet(checkpoint_mutex_);
   }
   std::promise<void> reached;
+  std::future<void> exchanged = reached.get_future();
   scheduler_.Post(nullptr, [&reached] { reached.set_value(); });
-  reached.get_future().wait();
+  Await(exchanged);
   for (const std::shared_ptr<Head>& head : Heads()) {
-    const auto published = std::make_shared<std::promise<void>>();
-    head->AwaitPublished([published] { published->set_value(); });
-    published->get_future().wait();
+    const auto reached_too = std::make_shared<std::promise<void>>();
+    std::future<void> published = reached_too->get_future();
+    head->AwaitPublished([reached_too] { reached_too->set_value(); });
+    Await(published);
   }
 }
 

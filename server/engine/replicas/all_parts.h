@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/engine/common/awaiting.h"
 #include "server/engine/replicas/joint_replicas.h"
 
 namespace lossd::engine {
@@ -89,7 +90,7 @@ absl::StatusOr<std::vector<Answer>> AllParts::Collect(std::optional<ReplicaPhase
   });
   if (!current) return ReplicaLost("a replica was lost");
   std::vector<Answer> answers;
-  for (std::future<Answer>& answer : asked) answers.push_back(answer.get());
+  for (std::future<Answer>& answer : asked) answers.push_back(Await(answer));
   return answers;
 }
 

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/slices.h"
+#include "server/engine/common/awaiting.h"
 #include "server/engine/common/worker_pool.h"
 #include "server/engine/device/optimizer_state.h"
 #include "server/engine/head/replica/joint_rows.h"
@@ -164,7 +165,7 @@ absl::Status JointSave::ReadAll(
     while (std::ssize(asked) < kPiecesUnderWay && i + asked.size() < pieces.size()) {
       asked.push_back(Read(tensor, pieces[i + asked.size()]));
     }
-    const absl::StatusOr<std::string> bytes = asked.front().get();
+    const absl::StatusOr<std::string> bytes = Await(asked.front());
     asked.pop_front();
     if (!bytes.ok()) return bytes.status();
     absl::Status size = CheckSize(HolderOf(tensor, pieces[i]), pieces[i].rows, row_bytes, *bytes);
@@ -302,7 +303,7 @@ absl::Status JointRestore::WriteTensor(const StateTensor& tensor) {
   absl::Status status;
   const auto await_all_but = [&](size_t most) {
     while (asked.size() > most) {
-      status.Update(asked.front().get());
+      status.Update(Await(asked.front()));
       asked.pop_front();
     }
   };

@@ -3,6 +3,7 @@
 #include <future>
 #include <memory>
 
+#include "server/engine/common/awaiting.h"
 #include "server/rpc/convert/convert.h"
 
 namespace lossd::rpc {
@@ -78,9 +79,10 @@ absl::Status Stage(const FoundHead& head, const group::v1::StageRows& rows) {
 
 absl::Status Publish(const FoundHead& head) {
   std::promise<absl::Status> published;
+  std::future<absl::Status> done = published.get_future();
   head->PublishPrepared(
       [&published](const absl::StatusOr<uint64_t>& version) { published.set_value(version.status()); });
-  return published.get_future().get();
+  return engine::Await(done);
 }
 
 absl::StatusOr<std::string> Reply(const absl::Status& done) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "lossd/group/v1/replica.pb.h"
 #include "server/engine/replicas/joint_replicas.h"
 #include "server/rpc/convert/convert.h"
@@ -50,6 +51,46 @@ absl::Status AskToCreate(const OtherReplicas& others, const char* what, const st
   return created;
 }
 
+// The others have every row of a write that is complete here, and wait for PublishAtOthers with it.
+absl::Status PrepareAtOthers(const OtherReplicas& others, const engine::Head& head,
+                             const engine::StagedWrite& write) {
+  const engine::HeadConfig& config = head.config();
+  const int64_t row_bytes = config.hidden_size * kernels::SizeOf(config.master_type());
+  const int64_t most = std::max<int64_t>(1, kPieceBytes / row_bytes);
+  for (int64_t first = 0; first < config.vocab_size; first += most) {
+    const int64_t rows = std::min(most, config.vocab_size - first);
+    absl::StatusOr<engine::StagedWrite::Rows> read = write.Read(first, rows);
+    if (!read.ok()) return read.status();
+    ReplicaCommand command;
+    group::v1::StageRows& stage = *command.mutable_stage();
+    stage.set_head(config.name);
+    stage.set_write_id(write.id());
+    stage.set_write_key(write.key());
+    stage.set_first_row(first);
+    stage.set_rows(rows);
+    stage.set_weights(std::move(read->weights));
+    stage.set_bias(std::move(read->bias));
+    if (absl::Status staged = others.Ask("StageRows", command); !staged.ok()) return staged;
+  }
+  ReplicaCommand prepare;
+  Name(head, write, prepare.mutable_prepare());
+  return others.Ask("PrepareWrite", prepare);
+}
+
+absl::Status PublishAtOthers(const OtherReplicas& others, const engine::Head& head,
+                             const engine::StagedWrite& write) {
+  ReplicaCommand command;
+  Name(head, write, command.mutable_publish());
+  return others.Ask("PublishWrite", command);
+}
+
+// What is prepared is given up, where it is.
+void DropAtOthers(const OtherReplicas& others, const engine::Head& head, const engine::StagedWrite& write) {
+  ReplicaCommand command;
+  Name(head, write, command.mutable_drop_write());
+  others.Ask("DropWrite", command).IgnoreError();
+}
+
 }  // namespace
 
 absl::Status CreateAtOthers(const OtherReplicas& others, const engine::HeadConfig& config) {
@@ -92,42 +133,21 @@ absl::StatusOr<bool> DeleteAtAll(const OtherReplicas& others, const std::string&
   });
 }
 
-absl::Status PrepareAtOthers(const OtherReplicas& others, const engine::Head& head,
-                             const engine::StagedWrite& write) {
-  const engine::HeadConfig& config = head.config();
-  const int64_t row_bytes = config.hidden_size * kernels::SizeOf(config.master_type());
-  const int64_t most = std::max<int64_t>(1, kPieceBytes / row_bytes);
-  for (int64_t first = 0; first < config.vocab_size; first += most) {
-    const int64_t rows = std::min(most, config.vocab_size - first);
-    absl::StatusOr<engine::StagedWrite::Rows> read = write.Read(first, rows);
-    if (!read.ok()) return read.status();
-    ReplicaCommand command;
-    group::v1::StageRows& stage = *command.mutable_stage();
-    stage.set_head(config.name);
-    stage.set_write_id(write.id());
-    stage.set_write_key(write.key());
-    stage.set_first_row(first);
-    stage.set_rows(rows);
-    stage.set_weights(std::move(read->weights));
-    stage.set_bias(std::move(read->bias));
-    if (absl::Status staged = others.Ask("StageRows", command); !staged.ok()) return staged;
+void PublishAtAll(const OtherReplicas& others, const std::shared_ptr<engine::Head>& head,
+                  const engine::StagedWrite& write,
+                  const std::function<void(const absl::Status& why)>& lose) {
+  absl::Status done = PrepareAtOthers(others, *head, write);
+  if (!done.ok() && !engine::IsReplicaLost(done)) {
+    DropAtOthers(others, *head, write);
+    return head->DropPrepared(done);
   }
-  ReplicaCommand prepare;
-  Name(head, write, prepare.mutable_prepare());
-  return others.Ask("PrepareWrite", prepare);
-}
-
-absl::Status PublishAtOthers(const OtherReplicas& others, const engine::Head& head,
-                             const engine::StagedWrite& write) {
-  ReplicaCommand command;
-  Name(head, write, command.mutable_publish());
-  return others.Ask("PublishWrite", command);
-}
-
-void DropAtOthers(const OtherReplicas& others, const engine::Head& head, const engine::StagedWrite& write) {
-  ReplicaCommand command;
-  Name(head, write, command.mutable_drop_write());
-  others.Ask("DropWrite", command).IgnoreError();
+  if (done.ok()) done = PublishAtOthers(others, *head, write);
+  if (done.ok()) return head->PublishPrepared([](const absl::StatusOr<uint64_t>&) {});
+  // Some may have published it, and some not: all meet again.
+  lose(absl::UnavailableError(done.message()));
+  head->TellCommitting(
+      absl::UnavailableError(absl::StrCat("a replica was lost while the weights of head ",
+                                          head->config().name, " were published; commit them again")));
 }
 
 }  // namespace lossd::rpc

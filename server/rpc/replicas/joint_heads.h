@@ -2,6 +2,7 @@
 #ifndef LOSSD_SERVER_RPC_REPLICAS_JOINT_HEADS_H_
 #define LOSSD_SERVER_RPC_REPLICAS_JOINT_HEADS_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -32,13 +33,10 @@ absl::Status DropHeadAtOthers(const OtherReplicas& others, const std::string& na
 absl::StatusOr<bool> DeleteAtAll(const OtherReplicas& others, const std::string& name,
                                  engine::Engine::DiscardGradient discard,
                                  absl::FunctionRef<absl::Status()> delete_here);
-// The others have every row of a write that is complete here, and wait for PublishAtOthers with it.
-absl::Status PrepareAtOthers(const OtherReplicas& others, const engine::Head& head,
-                             const engine::StagedWrite& write);
-absl::Status PublishAtOthers(const OtherReplicas& others, const engine::Head& head,
-                             const engine::StagedWrite& write);
-// What is prepared is given up, where it is.
-void DropAtOthers(const OtherReplicas& others, const engine::Head& head, const engine::StagedWrite& write);
+// Publishes a write that is prepared here at all replicas, or gives it up everywhere, and answers who waits
+// for it. Where some may have published it, and some not, `lose` is told why the epoch is to end.
+void PublishAtAll(const OtherReplicas& others, const std::shared_ptr<engine::Head>& head,
+                  const engine::StagedWrite& write, const std::function<void(const absl::Status& why)>& lose);
 
 }  // namespace lossd::rpc
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/common/awaiting.h"
 #include "server/engine/replicas/joint_replicas.h"
 
 namespace lossd::rpc {
@@ -48,7 +49,7 @@ OtherReplicas::Answers OtherReplicas::AskEach(const char* name,
   }
   Answers answers;
   answers.reserve(asked.size());
-  for (auto& answer : asked) answers.push_back(answer.get());
+  for (auto& answer : asked) answers.push_back(engine::Await(answer));
   return answers;
 }
 
@@ -59,9 +60,10 @@ absl::Status OtherReplicas::Ask(const char* name, const group::v1::ReplicaComman
 absl::StatusOr<std::string> OtherReplicas::AskOne(int32_t replica, const char* name,
                                                   const group::v1::ReplicaCommand& command) const {
   std::promise<absl::StatusOr<std::string>> answer;
+  std::future<absl::StatusOr<std::string>> asked = answer.get_future();
   AskReplica(*questions_, replica, name, command,
              [&answer](const absl::StatusOr<std::string>& data) { answer.set_value(data); });
-  return answer.get_future().get();
+  return engine::Await(asked);
 }
 
 absl::Status FirstError(const OtherReplicas::Answers& answers) {

@@ -32,6 +32,7 @@
 #include "server/rpc/replicas/head_commands.h"
 #include "server/rpc/replicas/joint_heads.h"
 #include "server/rpc/replicas/meeting.h"
+#include "server/rpc/replicas/met_heads.h"
 #include "server/rpc/replicas/part_commands.h"
 #include "server/rpc/replicas/remote_part.h"
 #include "server/rpc/replicas/replica_wire.h"
@@ -190,8 +191,6 @@ class MeetingReplica final : public ReplicaSet {
   // wait to go back. Then connects the devices.
   absl::StatusOr<engine::Agreement> Agree(Rendezvous& rendezvous, Meeting& meeting,
                                           std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
-  engine::MetReplica Describe() const;
-  void GoOnOrAbandon(const engine::Agreement& agreement);
   // At the coordinator: all are alike when this is done, and know it.
   absl::Status Settle(const engine::Agreement& agreement, const std::shared_ptr<Coordination>& coordination);
   engine::JointReplicas ReplicasOf(const Coordination& coordination, const engine::Head& head) const;
@@ -474,20 +473,10 @@ absl::Status MeetingReplica::Follow(const std::shared_ptr<Meeting>& meeting) {
   return ended;
 }
 
-engine::MetReplica MeetingReplica::Describe() const {
-  engine::MetReplica own{.history = history(), .heads = {}};
-  for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
-    engine::MetPart part = head->MeetPart();
-    if (options_.place.coordinates() && !part.broken) part.broken = engine_->IsHalfRestored(*head);
-    own.heads[head->config().name] = {FingerprintOf(head->config()), std::move(part)};
-  }
-  return own;
-}
-
 absl::StatusOr<engine::Agreement> MeetingReplica::Agree(
     Rendezvous& rendezvous, Meeting& meeting, std::shared_ptr<const engine::ReplicaCommunicators>* replicas) {
   group::v1::ReplicaHello own;
-  ToProto(Describe(), &own);
+  ToProto(DescribeHeads(*engine_, history()), &own);
   own.set_new_history(RandomHistory());
   std::vector<std::string> said;
   agreeing_ = "what there is";
@@ -502,7 +491,7 @@ absl::StatusOr<engine::Agreement> MeetingReplica::Agree(
   }
   engine::Agreement agreement = engine::Agree(all, new_history);
   if (!agreement.go_back.empty()) engine_->replicas().NoteReturn();
-  GoOnOrAbandon(agreement);
+  GoOnOrAbandon(*engine_, agreement);
   agreeing_ = "how to be reached";
   absl::StatusOr<std::shared_ptr<engine::ReplicaConnection>> connection =
       engine_->device().ConnectReplicas(NetworkOf(options_), rendezvous);
@@ -512,23 +501,6 @@ absl::StatusOr<engine::Agreement> MeetingReplica::Agree(
   if (absl::Status lost = meeting.Take(*connection); !lost.ok()) return lost;
   *replicas = CommunicatorsOf(*std::move(connection));
   return agreement;
-}
-
-void MeetingReplica::GoOnOrAbandon(const engine::Agreement& agreement) {
-  for (const std::string& name : agreement.alike) {
-    const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(name);
-    if (!head.ok()) continue;
-    (*head)->GoOnPart(engine::ReplicaLost("a replica was lost meanwhile; ask again"));
-    // The coordinator's own are its calls'.
-    if (!options_.place.coordinates()) (*head)->CancelDeletion();
-  }
-  for (const std::string& name : agreement.go_back) {
-    const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(name);
-    if (!head.ok()) continue;
-    (*head)->AbandonPart(engine::ReplicaLost(
-        "a replica was lost meanwhile, and the head goes back to its newest checkpoint; ask again"));
-    if (!options_.place.coordinates()) (*head)->CancelDeletion();
-  }
 }
 
 engine::JointReplicas MeetingReplica::ReplicasOf(const Coordination& coordination,
@@ -737,19 +709,8 @@ void MeetingReplica::Publish(const std::shared_ptr<engine::Head>& head,
                              const std::shared_ptr<engine::StagedWrite>& write) {
   const absl::StatusOr<std::shared_ptr<Coordination>> coordination = Coordinated();
   if (!coordination.ok()) return head->DropPrepared(coordination.status());
-  const OtherReplicas others((*coordination)->questions, options_.place.replicas);
-  absl::Status done = PrepareAtOthers(others, *head, *write);
-  if (!done.ok() && !engine::IsReplicaLost(done)) {
-    DropAtOthers(others, *head, *write);
-    return head->DropPrepared(done);
-  }
-  if (done.ok()) done = PublishAtOthers(others, *head, *write);
-  if (done.ok()) return head->PublishPrepared([](const absl::StatusOr<uint64_t>&) {});
-  // Some may have published it, and some not: all meet again.
-  (*coordination)->meeting->Lose(absl::UnavailableError(done.message()));
-  head->TellCommitting(
-      absl::UnavailableError(absl::StrCat("a replica was lost while the weights of head ",
-                                          head->config().name, " were published; commit them again")));
+  PublishAtAll(OtherReplicas((*coordination)->questions, options_.place.replicas), head, *write,
+               [&coordination](const absl::Status& why) { (*coordination)->meeting->Lose(why); });
 }
 
 absl::StatusOr<engine::JointReplicas> MeetingReplica::FindReplicas(const engine::Head& head) {
