@@ -30,7 +30,9 @@ Sabotage SabotageOf(const std::string& name) {
                                                          {"mark_before_ranks", Sabotage::kMarkBeforeRanks},
                                                          {"rank_skips_batch", Sabotage::kRankSkipsBatch},
                                                          {"old_epoch_counts", Sabotage::kOldEpochCounts},
-                                                         {"mark_without_lost", Sabotage::kMarkWithoutLost}};
+                                                         {"mark_without_lost", Sabotage::kMarkWithoutLost},
+                                                         {"replica_left_out", Sabotage::kReplicaLeftOut},
+                                                         {"broken_forgotten", Sabotage::kBrokenForgotten}};
   const auto found = kNames.find(name);
   return found == kNames.end() ? Sabotage::kNone : found->second;
 }
@@ -40,7 +42,8 @@ Summary RunSchedules(const RunOptions& options) {
   const std::filesystem::path folder = Folder();
   const uint64_t end = options.seed + static_cast<uint64_t>(options.schedules);
   for (uint64_t seed = options.seed; seed < end; ++seed) {
-    ScheduleOptions schedule{seed, options.sabotage, options.trace ? Tracing::kYes : Tracing::kNo, folder};
+    ScheduleOptions schedule{seed, options.sabotage, options.trace ? Tracing::kYes : Tracing::kNo,
+                             options.replicas, folder};
     Outcome outcome = RunSchedule(schedule);
     ++summary.schedules;
     ++summary.configurations[outcome.configuration];

@@ -11,6 +11,7 @@ namespace {
 constexpr int kMostClients = 3;
 constexpr int kEventsToRecover = 20000;
 constexpr uint64_t kRankSeed = 1'000'000'007;
+constexpr uint64_t kSetSeed = 2'000'000'011;
 
 }  // namespace
 
@@ -21,7 +22,10 @@ std::string Text(const absl::Status& status) {
 Outcome RunSchedule(const ScheduleOptions& options) { return Schedule(options).Run(); }
 
 Schedule::Schedule(const ScheduleOptions& options)
-    : random_(options.seed), rank_random_(options.seed + kRankSeed), options_(options) {
+    : random_(options.seed),
+      rank_random_(options.seed + kRankSeed),
+      set_random_(options.seed + kSetSeed),
+      options_(options) {
   engine::HeadConfig& head = server_options_.head;
   head.name = kHead;
   head.vocab_size = kVocab;
@@ -36,17 +40,22 @@ Schedule::Schedule(const ScheduleOptions& options)
   server_options_.group = rank_random_.OneIn(2);
   server_options_.tracing = options.tracing == Tracing::kYes;
   slow_rank_ = rank_random_.OneIn(2);
+  server_options_.replicas = set_random_.OneIn(3) || options.replicas;
+  if (server_options_.replicas) server_options_.group = false;
+  server_options_.on_return = [this](const std::string& tag) { restored_ = tag; };
   const int clients = 1 + random_.Below(kMostClients);
   for (int i = 0; i < clients; ++i) {
     ClientState& client = clients_.emplace_back();
     client.key = absl::StrCat("c", i);
     client.lanes = 1 + random_.Below(2);
-    if (random_.OneIn(5)) client.deterministic = engine::Deterministic::kYes;
+    const bool deterministic = random_.OneIn(5) && !server_options_.replicas;
+    if (deterministic) client.deterministic = engine::Deterministic::kYes;
   }
   left_to_make_ = 20 + random_.Below(60);
   outcome_.configuration = absl::StrCat(
       clients, " clients, ", head.optimizer.kind == engine::OptimizerKind::kNone ? "flushes" : "steps",
-      head.double_buffer ? ", double buffer" : "", server_options_.group ? ", two ranks" : "");
+      head.double_buffer ? ", double buffer" : "", server_options_.group ? ", two ranks" : "",
+      server_options_.replicas ? ", two replicas" : "");
 }
 
 void Schedule::Say(absl::string_view text) {
@@ -66,7 +75,7 @@ void Schedule::Diverge(absl::string_view what) {
 
 Outcome Schedule::Run() {
   server_ = std::make_unique<SimServer>(server_options_, options_.sabotage);
-  incarnation_ = server_->engine().incarnation();
+  incarnations_ = Incarnations();
   for (float& value : progress_.weights.matrix) value = static_cast<float>(random_.Below(5) - 2);
   version_ = server_->Create(progress_.weights);
   versions_[version_] = progress_.weights;
@@ -97,6 +106,7 @@ void Schedule::Event() {
   const auto lane = static_cast<size_t>(random_.Below(client.lanes));
   LaneState* state = client.session == nullptr ? nullptr : &client.session->lanes[lane];
   const bool streams = state != nullptr && state->stream != nullptr;
+  const int32_t replica = AnyReplica();
   switch (random_.Below(10)) {
     case 0:
       if (left_to_make_ == 0 || client.pending.size() > 6) return;
@@ -120,12 +130,12 @@ void Schedule::Event() {
       return;
     case 5:
       if (DeviceRests()) return;
-      ++server_->gate().answers;
-      return server_->engine().StepDevice();
+      ++server_->gate(replica).answers;
+      return server_->StepDevice(replica);
     case 6:
       if (DeviceRests()) return;
-      ++server_->gate().ends;
-      return server_->engine().StepDevice();
+      ++server_->gate(replica).ends;
+      return server_->StepDevice(replica);
     case 7:
       if (!orphans_.empty()) TickOrphan();
       return;
@@ -134,7 +144,7 @@ void Schedule::Event() {
       if (phase_ == Phase::kIdle && !calm_ && !random_.OneIn(4)) return;
       return Tick();
     default:
-      if (!DeviceRests()) server_->engine().StepDevice();
+      if (!DeviceRests()) server_->StepDevice(replica);
   }
 }
 
@@ -177,7 +187,7 @@ void Schedule::Disturb() {
       return;
     case 7:
       Count("leases ended");
-      return server_->engine().ExpireSessions();
+      return server_->engine(AnyReplica()).ExpireSessions();
     case 8:
     case 9:
       return RepeatOldCall();
@@ -230,8 +240,7 @@ void Schedule::CalmDown() {
 }
 
 void Schedule::CheckEnd() {
-  const engine::HeadInfo info = server_->head()->Info();
-  Values left = ContentOf(info.window_marks);
+  Values left = ContentOf(WindowMarks());
   if (!(left == Values())) Diverge("the window holds something that nobody consumes");
   if (!(server_->Weights() == progress_.weights)) Diverge("the weights are others in the end");
   for (const auto& [number, item] : workload_) {

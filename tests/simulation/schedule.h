@@ -33,7 +33,8 @@ struct ScheduleOptions {
   uint64_t seed = 1;
   Sabotage sabotage = Sabotage::kNone;
   Tracing tracing = Tracing::kNo;
-  std::string folder;  // for checkpoints; emptied
+  bool replicas = false;  // two of them in any case
+  std::string folder;     // for checkpoints; emptied
 };
 
 struct Outcome {
@@ -71,6 +72,7 @@ struct LaneState {
 struct SessionState {
   std::string id;
   std::string incarnation;
+  int32_t replica = 0;  // where it is
   size_t client = 0;
   int64_t next_place = 0;
   std::vector<LaneState> lanes;
@@ -122,6 +124,7 @@ class Schedule {
     // The answer of a call that is under way.
     std::shared_ptr<std::optional<absl::StatusOr<engine::FlushInfo>>> begun;
     std::shared_ptr<std::optional<absl::StatusOr<engine::StepResult>>> stepped;
+    std::shared_ptr<std::optional<absl::StatusOr<uint64_t>>> fated;  // the flush
     Values read;
     int64_t rows_read = 0;
     bool unanswered = false;          // the call was made before
@@ -152,6 +155,19 @@ class Schedule {
   // The same for a rank that is going to be killed: before what would wait for it for ever.
   bool EndDoomedEpoch();
   void CheckApplied(uint64_t item);
+
+  // sim_set_events.cc
+  void SetEvent();
+  int32_t AnyReplica();
+  void KillReplica(int32_t replica);
+  bool SetIsSettled();
+  // All replicas meet, if they have to. Whether the trainer's past is lost by that.
+  bool SettleSet();
+  // Where a session of the client is, or is to be.
+  int32_t PlaceOf(const ClientState& client);
+  // Those of all replicas.
+  std::vector<SessionMarks> WindowMarks() const;
+  std::vector<std::string> Incarnations() const;
 
   // sim_clients.cc
   std::string NameOf(const SessionState& session, size_t lane) const;
@@ -187,6 +203,8 @@ class Schedule {
   void ReadRows();
   void CommitFlush();
   void AbortFlush();
+  // Asks for this fate, and has the answer, unless it takes longer.
+  std::optional<absl::StatusOr<uint64_t>> EndFlush(engine::FlushFate fate);
   void Consume();
   void BackToIdle() { phase_ = Phase::kIdle, ending_ = {}; }
   // The oracle: what a window with these marks must hold, and would where they are of that past.
@@ -195,6 +213,10 @@ class Schedule {
   void RepeatOldCall();
   void CallAsRival();
   void AbortAsOperator();
+  // Whether a call to replicas has failed because one was lost meanwhile, or another call is under way.
+  bool ReplicaWasLost(const absl::Status& status) {
+    return server_->replicas() != nullptr && absl::IsUnavailable(status);
+  }
   // Whether an operator's abort is the reason why the trainer is told that its flush is not known.
   bool HearsOfAbort(const absl::Status& status);
   void ReadStats();
@@ -216,6 +238,7 @@ class Schedule {
   void DeleteHead();
   void WriteWeights();
   void KillStreams();
+  void KillStreamsOf(int32_t replica);
 
   // sim_writes.cc
   // Begins a write with half of its rows, or ends the one that was begun.
@@ -236,6 +259,7 @@ class Schedule {
   Random random_;
   // What only groups have is drawn from here, so that it changes nothing for a single device.
   Random rank_random_;
+  Random set_random_;  // the same of replicas
   const ScheduleOptions options_;
   ServerOptions server_options_;
   Outcome outcome_;
@@ -251,7 +275,7 @@ class Schedule {
   std::map<uint64_t, Item> workload_;                              // good ones, by number
   int left_to_make_ = 0;
 
-  std::string incarnation_;
+  std::vector<std::string> incarnations_;  // by replica
   uint64_t restores_ = 0;
   uint64_t generation_ = 1;  // as the trainer knows
   Progress progress_;
@@ -273,7 +297,7 @@ class Schedule {
     Ending ending;
     absl::StatusOr<uint64_t> generation;
     std::optional<engine::StepResult> step;
-    std::string incarnation;
+    std::vector<std::string> incarnations;
     uint64_t restores = 0;
   };
   std::optional<OldCall> old_call_;

@@ -58,7 +58,7 @@ void Schedule::Orphan(LaneState& lane) {
 
 // The session is over. What of it is in the window, the server says.
 void Schedule::Abandon(SessionState& session) {
-  const std::vector<SessionMarks> window = server_->head()->Info().window_marks;
+  const std::vector<SessionMarks> window = WindowMarks();
   for (size_t lane = 0; lane < session.lanes.size(); ++lane) {
     Orphan(session.lanes[lane]);
     ForgetAbove(session, lane, MarkOf(window, session.id, static_cast<int32_t>(lane)));
@@ -69,7 +69,8 @@ void Schedule::Abandon(SessionState& session) {
 bool Schedule::OpenSession(ClientState& client) {
   // Every rank has to take memory.
   if (client.deterministic == engine::Deterministic::kYes && EndDoomedEpoch()) return false;
-  const auto opened = server_->engine().OpenSession(
+  const int32_t replica = PlaceOf(client);
+  const auto opened = server_->engine(replica).OpenSession(
       kHead,
       {client.key, static_cast<int32_t>(&client - clients_.data()), client.lanes, client.deterministic});
   if (!opened.ok()) {
@@ -88,10 +89,11 @@ bool Schedule::OpenSession(ClientState& client) {
   if (session == nullptr) {
     session = std::make_shared<SessionState>();
     session->id = id;
+    session->replica = replica;
     session->client = static_cast<size_t>(&client - clients_.data());
     session->lanes.resize(static_cast<size_t>(client.lanes));
   }
-  session->incarnation = server_->engine().incarnation();
+  session->incarnation = server_->engine(replica).incarnation();
   client.session = session;
   client.generation = opened->info.generation;
   for (const engine::LaneMarks& marks : opened->info.lanes) {
@@ -109,12 +111,13 @@ void Schedule::Connect(ClientState& client, size_t lane) {
   if (!OpenSession(client)) return;
   SessionState& session = *client.session;
   LaneState& state = session.lanes[lane];
-  const auto found = server_->engine().FindSession(session.id, session.incarnation);
+  const auto found = server_->engine(session.replica).FindSession(session.id, session.incarnation);
   if (!found.ok()) {
     Diverge(absl::StrCat("FindSession: ", Text(found.status())));
     return;
   }
-  auto stream = std::make_shared<SimStream>(found->head, [this](uint64_t item) { CheckApplied(item); });
+  auto stream = std::make_shared<SimStream>(found->head, session.replica,
+                                            [this](uint64_t item) { CheckApplied(item); });
   if (const absl::Status attached = stream->Attach(session.id, static_cast<int32_t>(lane)); !attached.ok()) {
     Diverge(absl::StrCat("AttachLane: ", Text(attached)));
     return;
@@ -277,7 +280,8 @@ void Schedule::CloseSession(ClientState& client) {
     return std::all_of(lane.log.begin(), lane.log.end(), [](const Entry& entry) { return entry.answered; });
   };
   if (!std::all_of(session.lanes.begin(), session.lanes.end(), all_answered) || LostServer()) return;
-  if (!server_->engine().CloseSession(session.id).ok()) return;  // it has expired: that shows later
+  if (!server_->engine(session.replica).CloseSession(session.id).ok())
+    return;  // it has expired: that shows later
   Say(absl::StrCat(session.id, " is closed"));
   Count("session closed");
   for (LaneState& lane : session.lanes) Orphan(lane);

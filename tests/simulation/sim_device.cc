@@ -8,6 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/collectives/slice_exchange.h"
+#include "server/engine/device/rank_status.h"
+#include "server/engine/device/slice_tallies.h"
 #include "tests/simulation/sim_batch.h"
 #include "tests/simulation/workload.h"
 
@@ -16,6 +19,8 @@ namespace lossd::simulation {
 using engine::ChunkRows;
 using engine::ComputeMode;
 using engine::Gradient;
+using engine::ReplicaCommunicators;
+using kernels::collectives::SliceExchange;
 
 bool SimGate::Strikes(Sabotage what) {
   if (sabotage != what || ++occasions_ % 3 != 0) return false;
@@ -39,7 +44,8 @@ class SimBackend : public engine::HeadBackend {
         rows_per_batch_(rows_per_batch),
         ring_(ring),
         weights_(config.vocab_size, config.hidden_size, shard),
-        own_(weights_.rows, weights_.hidden) {}
+        own_(weights_.rows, weights_.hidden),
+        sum_(weights_.rows, weights_.hidden) {}
 
   absl::Status PublishWeights(engine::WeightBuffers staged) override {
     std::memcpy(weights_.matrix.data(), staged.weights.data(), weights_.matrix.size() * sizeof(float));
@@ -79,23 +85,49 @@ class SimBackend : public engine::HeadBackend {
     return absl::OkStatus();
   }
   absl::StatusOr<engine::GradientTallies> Summarize(const Gradient* of, double scale) override {
-    engine::GradientTallies tallies;
-    for (const float value : Find(of).dw) tallies.dw.front().squares += scale * value * scale * value;
-    return tallies;
+    return Tally(Find(of), scale);
   }
   absl::StatusOr<engine::GradientTallies> ApplyStep(const Gradient* of,
                                                     const engine::StepArguments& arguments) override {
-    const double factor =
-        arguments.learning_rate * arguments.gradient_scale * (gate_->Strikes(Sabotage::kStepTwice) ? 2 : 1);
-    const auto step = [factor](float value, float gradient) {
-      return value - static_cast<float>(factor * gradient);
-    };
-    const SimGradient& gradient = Find(of);
-    std::vector<float>& matrix = weights_.matrix;
-    std::vector<float>& bias = weights_.bias;
-    std::transform(matrix.begin(), matrix.end(), gradient.dw.begin(), matrix.begin(), step);
-    std::transform(bias.begin(), bias.end(), gradient.db.begin(), bias.begin(), step);
+    Step(Find(of), {0, static_cast<int64_t>(weights_.rows)}, arguments);
     return Summarize(of, arguments.gradient_scale);
+  }
+
+  // Over replicas. The sum is there of all rows, and holds that of those which are stepped here.
+  absl::Status SumSlices(Gradient* of, const ReplicaCommunicators& replicas) override {
+    summed_ = false;
+    const SimGradient nothing(weights_.rows, weights_.hidden);
+    const SimGradient& gradient = gate_->Strikes(Sabotage::kReplicaLeftOut) ? nothing : Find(of);
+    absl::Status summed = Sum(gradient.dw, Hidden(), replicas, &sum_.dw);
+    if (summed.ok()) summed = Sum(gradient.db, 1, replicas, &sum_.db);
+    summed_ = summed.ok();
+    return summed;
+  }
+  absl::StatusOr<engine::GradientTallies> TallySum(double scale,
+                                                   const ReplicaCommunicators& replicas) override {
+    if (!summed_) return absl::InternalError("there is no sum");
+    return engine::MergeTallies(Tally(sum_, scale), replicas.host);
+  }
+  absl::Status StepSlices(const engine::StepArguments& arguments) override {
+    if (!summed_) return absl::InternalError("there is no sum");
+    if (absl::Status computed = ComputeStarted(); !computed.ok()) return computed;
+    Step(sum_, weights_.shard.stepped(), arguments);
+    return absl::OkStatus();
+  }
+  absl::Status GatherSlices(const ReplicaCommunicators& replicas) override {
+    if (absl::Status computed = ComputeStarted(); !computed.ok()) return computed;
+    absl::Status gathered = Gather(Hidden(), replicas, &weights_.matrix);
+    return gathered.ok() ? Gather(1, replicas, &weights_.bias) : gathered;
+  }
+  absl::Status ReadSum(int64_t first, int64_t rows, float* out) override {
+    if (!summed_) return absl::InternalError("there is no sum");
+    std::copy_n(sum_.dw.data() + first * Hidden(), rows * Hidden(), out);
+    return absl::OkStatus();
+  }
+  absl::Status ReadBiasSum(int64_t first, int64_t rows, float* out) override {
+    if (!summed_) return absl::InternalError("there is no sum");
+    std::copy_n(sum_.db.data() + first, rows, out);
+    return absl::OkStatus();
   }
 
   std::vector<engine::StateTensor> StateTensors() const override {
@@ -123,6 +155,45 @@ class SimBackend : public engine::HeadBackend {
   engine::MemoryPlan MemoryReport() const override { return {}; }
 
  private:
+  static engine::GradientTallies Tally(const SimGradient& gradient, double scale) {
+    engine::GradientTallies tallies;
+    for (const float value : gradient.dw) tallies.dw.front().squares += scale * value * scale * value;
+    return tallies;
+  }
+  // Batches that are under way meet the weights that there were when they were started.
+  absl::Status ComputeStarted() {
+    for (Underway& one : *ring_) {
+      if (!one.batch.computed()) one.failure.Update(one.batch.Compute());
+      if (!one.failure.ok()) return one.failure;
+    }
+    return absl::OkStatus();
+  }
+  void Step(const SimGradient& gradient, const kernels::RowSpan& rows,
+            const engine::StepArguments& arguments) {
+    const double factor =
+        arguments.learning_rate * arguments.gradient_scale * (gate_->Strikes(Sabotage::kStepTwice) ? 2 : 1);
+    const auto step = [factor](float* values, const float* by, int64_t count) {
+      std::transform(values, values + count, by, values,
+                     [factor](float value, float one) { return value - static_cast<float>(factor * one); });
+    };
+    const int64_t first = rows.first * Hidden();
+    step(weights_.matrix.data() + first, gradient.dw.data() + first, rows.count * Hidden());
+    step(weights_.bias.data() + rows.first, gradient.db.data() + rows.first, rows.count);
+  }
+  absl::Status Sum(const std::vector<float>& values, int64_t columns, const ReplicaCommunicators& replicas,
+                   std::vector<float>* sum) {
+    const engine::HeadShard& shard = weights_.shard;
+    SliceExchange exchange(shard.slices(), columns, replicas.device);
+    const int64_t scratch = SliceExchange::ScratchBytes(shard.slices(), shard.replica, columns, 1);
+    std::vector<std::byte> others(static_cast<size_t>(scratch));
+    std::fill(sum->begin(), sum->end(), 0.0f);
+    return engine::ToStatus(exchange.Sum(values.data(), 0, 1, sum->data() + shard.stepped().first * columns,
+                                         others.data(), nullptr));
+  }
+  absl::Status Gather(int64_t columns, const ReplicaCommunicators& replicas, std::vector<float>* values) {
+    SliceExchange exchange(weights_.shard.slices(), columns, replicas.device);
+    return engine::ToStatus(exchange.Gather(values->data(), sizeof(float), 0, 1, nullptr));
+  }
   int64_t Hidden() const { return static_cast<int64_t>(weights_.hidden); }
   std::pair<std::vector<float>*, int64_t> Tensor(const std::string& name) {
     return name == "weight" ? std::pair(&weights_.matrix, Hidden()) : std::pair(&weights_.bias, int64_t{1});
@@ -139,6 +210,8 @@ class SimBackend : public engine::HeadBackend {
   Ring* const ring_;
   SimWeights weights_;
   SimGradient own_;
+  SimGradient sum_;
+  bool summed_ = false;
 };
 
 class SimDevice : public engine::Device {

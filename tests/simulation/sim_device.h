@@ -25,6 +25,9 @@ enum class Sabotage {
   kRankSkipsBatch,   // a rank reports a batch that it did not add
   kOldEpochCounts,   // what arrives late of an old epoch is taken
   kMarkWithoutLost,  // batches count as applied that a rank which is lost has not applied
+  // By replicas:
+  kReplicaLeftOut,   // what one has is not in the sum
+  kBrokenForgotten,  // heads go on as alike, though a step of theirs had begun and was not over
 };
 
 // How far batches may go. Shared by a schedule and its devices of one rank, one after the other. One

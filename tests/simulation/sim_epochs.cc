@@ -6,6 +6,7 @@
 namespace lossd::simulation {
 
 void Schedule::RankEvent() {
+  if (server_->replicas() != nullptr) return SetEvent();
   SimGroup* const group = server_->group();
   if (group == nullptr) return;
   if (rank_random_.OneIn(slow_rank_ && !calm_ ? 12 : 3)) group->Run(1 + rank_random_.Below(4));
@@ -46,6 +47,7 @@ void Schedule::Part() {
 }
 
 bool Schedule::EndLostEpoch() {
+  if (server_->replicas() != nullptr) return SettleSet();
   const SimGroup* const group = server_->group();
   if (group == nullptr) return false;
   const bool failed = !server_->device_failure().ok();

@@ -10,18 +10,24 @@
 namespace lossd::simulation {
 
 bool Schedule::SameServer() const {
-  const std::shared_ptr<engine::Head> head = server_->head();
-  return server_->engine().incarnation() == incarnation_ && head != nullptr && head->restores() == restores_;
+  for (int32_t replica = 0; replica < server_->replica_count(); ++replica) {
+    const std::shared_ptr<engine::Head> head = server_->head(replica);
+    if (head == nullptr || head->restores() != restores_) return false;
+  }
+  return Incarnations() == incarnations_;
 }
 
 // A trainer whose server is another one, or an earlier one, hears so whatever it asks, and replays.
 bool Schedule::LostServer() {
   if (SameServer()) return false;
+  if (!SetIsSettled()) return true;
   EndDoomedEpoch();
   const std::shared_ptr<engine::Head> head = server_->head();
   for (const ClientState& client : clients_) {
-    if (client.session == nullptr || client.session->incarnation == server_->engine().incarnation()) continue;
-    const auto found = server_->engine().FindSession(client.session->id, client.session->incarnation);
+    if (client.session == nullptr) continue;
+    const engine::Engine& engine = server_->engine(client.session->replica);
+    if (client.session->incarnation == engine.incarnation()) continue;
+    const auto found = engine.FindSession(client.session->id, client.session->incarnation);
     if (engine::ReasonOf(found.status()) != engine::RejectReason::kIncarnation) {
       Diverge(absl::StrCat("a session of another incarnation: ", Text(found.status())));
     }
@@ -37,7 +43,7 @@ bool Schedule::LostServer() {
     const Progress progress = saved_.at(restored_).progress;
     Recall(saved_.at(restored_).logs);
     // In one incarnation no version is given to two weights.
-    if (server_->engine().incarnation() != incarnation_) versions_.clear();
+    if (server_->engine().incarnation() != incarnations_.front()) versions_.clear();
     version_ = head->weight_version();
     if (versions_.contains(version_) && !(versions_[version_] == progress.weights)) {
       Diverge(absl::StrCat("weight version ", version_, " is given to other weights"));
@@ -52,16 +58,17 @@ bool Schedule::LostServer() {
 void Schedule::Replay(const Progress& progress) {
   Count("window lost");
   const std::shared_ptr<engine::Head> head = server_->head();
-  incarnation_ = server_->engine().incarnation();
+  incarnations_ = Incarnations();
   restores_ = head->restores();
   progress_ = progress;
   const engine::HeadInfo info = head->Info();
+  const std::vector<SessionMarks> window = WindowMarks();
   generation_ = info.generation;
   Say(absl::StrCat("the trainer replays from generation ", info.generation));
   for (auto& [id, session] : sessions_) {
     for (size_t lane = 0; lane < session->lanes.size(); ++lane) {
       Orphan(session->lanes[lane]);  // of an earlier time
-      const uint64_t mark = MarkOf(info.window_marks, id, static_cast<int32_t>(lane));
+      const uint64_t mark = MarkOf(window, id, static_cast<int32_t>(lane));
       ForgetAbove(*session, lane, mark);
       session->lanes[lane].accepted = session->lanes[lane].log.size();
     }
@@ -122,6 +129,23 @@ void Schedule::KillStreams() {
   }
 }
 
+void Schedule::KillStreamsOf(int32_t replica) {
+  const auto is_there = [replica](const std::shared_ptr<SimStream>& stream) {
+    return stream != nullptr && stream->replica() == replica;
+  };
+  for (const auto& orphan : orphans_) {
+    if (is_there(orphan)) orphan->Die();
+  }
+  std::erase_if(orphans_, is_there);
+  for (auto& [id, session] : sessions_) {
+    for (LaneState& lane : session->lanes) {
+      if (!is_there(lane.stream)) continue;
+      lane.stream->Die();
+      lane.stream = nullptr;
+    }
+  }
+}
+
 // With the trainer's own, between its calls.
 void Schedule::SaveCheckpoint() {
   if (phase_ != Phase::kIdle || LostServer() || server_->head() == nullptr) return;
@@ -133,7 +157,7 @@ void Schedule::SaveCheckpoint() {
   server_->Run([&] { status = server_->engine().SaveCheckpoint(kHead, tag).status(); });
   if (status.ok()) saved_[newest_ = tag] = {progress_, TakeLogs()};
   if (EndLostEpoch()) return;
-  if (!status.ok()) Diverge(absl::StrCat("SaveCheckpoint: ", Text(status)));
+  if (!status.ok() && !ReplicaWasLost(status)) Diverge(absl::StrCat("SaveCheckpoint: ", Text(status)));
 }
 
 // RestoreCheckpoint while the server runs.
@@ -153,11 +177,13 @@ void Schedule::RestoreInPlace() {
   server_->Run([&] { status = server_->engine().RestoreCheckpoint(kHead, named).status(); });
   if (status.ok()) restored_ = tag;
   if (EndLostEpoch()) return;
+  if (ReplicaWasLost(status)) return;
   if (!status.ok()) Diverge(absl::StrCat("RestoreCheckpoint: ", Text(status)));
   if (under_way && half_write_.has_value()) half_write_->fate = HalfWrite::Fate::kUndone;
 }
 
 void Schedule::Drain() {
+  if (server_->replicas() != nullptr) return;
   if (LostServer() || server_->head() == nullptr) return;
   if (EndDoomedEpoch()) return;
   Count("drain");
@@ -168,7 +194,7 @@ void Schedule::Drain() {
   // A step that waits for its turn takes it before the server goes.
   const absl::Status status = server_->Drain([this] { KillStreams(); });
   if (!status.ok()) return Diverge(absl::StrCat("drained and restarted: ", Text(status)));
-  if (server_->engine().incarnation() != incarnation_) Diverge("a drained server has another incarnation");
+  if (Incarnations() != incarnations_) Diverge("a drained server has another incarnation");
   // Now it is the drain's that a killed server would start with.
   newest_ = engine::kDrainTag;
   saved_.erase(newest_);
@@ -176,6 +202,7 @@ void Schedule::Drain() {
 }
 
 void Schedule::Kill() {
+  if (server_->replicas() != nullptr) return KillReplica(AnyReplica());
   if (!MayLoseServer()) return;
   Count("kill");
   Say("kill -9");
@@ -202,11 +229,17 @@ void Schedule::DeleteHead() {
   if (EndDoomedEpoch()) return;
   Count("head deleted");
   Say("DeleteHead");
-  engine::Engine& engine = server_->engine();
-  const bool holds = !server_->head()->Info().window_marks.empty();
-  const absl::Status kept = engine.DeleteHead(kHead, engine::Head::DiscardGradient::kNo);
+  const auto delete_head = [this](engine::Head::DiscardGradient discard) {
+    const auto call = [&] { return server_->engine().DeleteHead(kHead, discard); };
+    absl::Status deleted;
+    if (server_->replicas() == nullptr) return call();
+    server_->Run([&] { deleted = call(); });
+    return deleted;
+  };
+  const bool holds = !WindowMarks().empty();
+  const absl::Status kept = delete_head(engine::Head::DiscardGradient::kNo);
   if (kept.ok() == holds) return Diverge(absl::StrCat("DeleteHead without discarding: ", Text(kept)));
-  if (holds && !engine.DeleteHead(kHead, engine::Head::DiscardGradient::kYes).ok()) Diverge("DeleteHead");
+  if (holds && !delete_head(engine::Head::DiscardGradient::kYes).ok()) Diverge("DeleteHead");
   saved_.clear();
   newest_.clear();
   ForgetWrite();

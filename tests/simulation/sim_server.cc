@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -40,10 +41,22 @@ SimServer::SimServer(const ServerOptions& options, Sabotage sabotage) : options_
   engine::ids_given = 0;
   gate_.sabotage = sabotage;
   rank_record_.tracing = options.tracing;
-  Start("");
+  std::filesystem::remove_all(options_.checkpoint_folder);
+  store_ = *engine::CheckpointStore::Open(options_.checkpoint_folder);
+  if (!options_.replicas) {
+    Start("");
+    return;
+  }
+  replicas_ = std::make_unique<SimReplicas>(SimReplicas::Options{.device = options_.device,
+                                                                 .sabotage = sabotage,
+                                                                 .checkpoints = store_,
+                                                                 .record = &rank_record_,
+                                                                 .on_return = options_.on_return});
 }
 
-SimServer::~SimServer() { Stop(OtherRank::kEnds); }
+SimServer::~SimServer() {
+  if (replicas_ == nullptr) Stop(OtherRank::kEnds);
+}
 
 void SimServer::Start(const std::string& incarnation) {
   engine::EngineOptions options;
@@ -51,10 +64,6 @@ void SimServer::Start(const std::string& incarnation) {
   options.session_lease = -absl::Hours(1);  // what has no stream has expired when somebody looks
   options.place_timeout = absl::InfiniteDuration();
   options.incarnation = incarnation;
-  if (store_ == nullptr) {
-    std::filesystem::remove_all(options_.checkpoint_folder);
-    store_ = *engine::CheckpointStore::Open(options_.checkpoint_folder);
-  }
   options.checkpoints = store_;
   options.on_device_failure = [this](const absl::Status& status) { device_failure_ = status; };
   device_failure_ = absl::OkStatus();
@@ -105,6 +114,7 @@ void SimServer::BeatLeftover() {
 
 int64_t SimServer::sabotaged() const {
   int64_t all = gate_.sabotaged + rank_record_.sabotaged;
+  if (replicas_ != nullptr) all += replicas_->sabotaged();
   for (const SimGroup* group : {group_.get(), leftover_.get()}) {
     if (group != nullptr) all += group->sabotaged();
   }
@@ -112,6 +122,7 @@ int64_t SimServer::sabotaged() const {
 }
 
 bool SimServer::EveryRankHasAdded(uint64_t item) {
+  if (replicas_ != nullptr) return replicas_->HasAdded(item);
   return gate_.added.contains(item) && (group_ == nullptr || group_->HasAdded(item));
 }
 
@@ -135,12 +146,28 @@ void SimServer::WaitIdle() {
   if (group_ != nullptr) group_->RunAll();
 }
 
-std::shared_ptr<engine::Head> SimServer::head() const {
-  const auto head = engine_->FindHead(kHead);
+void SimServer::WaitUntil(const std::function<bool()>& is_done) {
+  if (replicas_ == nullptr) return WaitIdle();
+  replicas_->GoUntil(is_done);
+}
+
+void SimServer::StepDevice(int32_t replica) {
+  if (replicas_ != nullptr) return replicas_->StepDevice(replica);
+  engine_->StepDevice();
+}
+
+std::shared_ptr<engine::Head> SimServer::head(int32_t replica) const {
+  engine::Engine& engine = replicas_ == nullptr ? *engine_ : replicas_->engine(replica);
+  const auto head = engine.FindHead(kHead);
   return head.ok() ? *head : nullptr;
 }
 
 void SimServer::Run(const std::function<void()>& call) {
+  if (replicas_ != nullptr) {
+    replicas_->Call(call);
+    replicas_->GoUntil([this] { return !replicas_->calling(); });
+    return;
+  }
   // Two threads send commands: one after the other, so that a seed always gives the same run.
   if (group_ != nullptr) WaitIdle();
   gate_.free = true;
@@ -155,17 +182,24 @@ void SimServer::Run(const std::function<void()>& call) {
   if (group_ != nullptr) group_->RunAll();
 }
 
+absl::StatusOr<std::shared_ptr<engine::Head>> SimServer::CreateHead() {
+  if (replicas_ == nullptr) return engine_->CreateHead(options_.head);
+  absl::StatusOr<std::shared_ptr<engine::Head>> created;
+  Run([&] { created = engine().CreateHead(options_.head); });
+  return created;
+}
+
 uint64_t SimServer::Create(const Values& weights) {
-  const absl::StatusOr<std::shared_ptr<engine::Head>> created = engine_->CreateHead(options_.head);
+  const absl::StatusOr<std::shared_ptr<engine::Head>> created = CreateHead();
   if (!created.ok()) return 0;
   const std::shared_ptr<engine::Head>& head = *created;
   const std::string write = *head->BeginWrite("create", engine::Head::Replace::kYes, engine::RandomId());
   WriteRows(write, weights, 0, kVocab).IgnoreError();
-  uint64_t version = 0;
-  head->CommitWrite(write,
-                    [&](const absl::StatusOr<uint64_t>& published) { version = published.value_or(0); });
-  WaitIdle();
-  return version;
+  const auto version = std::make_shared<std::optional<uint64_t>>();
+  head->CommitWrite(
+      write, [version](const absl::StatusOr<uint64_t>& published) { *version = published.value_or(0); });
+  WaitUntil([&version] { return version->has_value(); });
+  return version->value_or(0);
 }
 
 absl::Status SimServer::WriteRows(const std::string& write, const Values& weights, int64_t first,
@@ -181,11 +215,22 @@ absl::Status SimServer::WriteRows(const std::string& write, const Values& weight
 }
 
 Values SimServer::Weights() {
-  Values weights;
-  head()->ReadWeights(0, kVocab, kernels::DataType::kFloat32, {weights.matrix.data(), weights.bias.data()},
-                      [](const absl::StatusOr<uint64_t>& /*version*/) {});
-  WaitIdle();
-  return weights;
+  struct Read {
+    std::vector<Values> weights;
+    int answers = 0;
+  };
+  const auto read = std::make_shared<Read>();
+  read->weights.resize(static_cast<size_t>(replica_count()));
+  for (int32_t replica = 0; replica < replica_count(); ++replica) {
+    Values& weights = read->weights[static_cast<size_t>(replica)];
+    head(replica)->ReadWeights(0, kVocab, kernels::DataType::kFloat32,
+                               {weights.matrix.data(), weights.bias.data()},
+                               [read](const absl::StatusOr<uint64_t>& /*version*/) { ++read->answers; });
+  }
+  WaitUntil([&] { return read->answers == replica_count(); });
+  Values first = read->weights.front();
+  if (!(first == read->weights.back())) first.matrix.front() = std::numeric_limits<float>::quiet_NaN();
+  return first;
 }
 
 absl::Status SimServer::Drain(const std::function<void()>& streams_end) {

@@ -1,5 +1,5 @@
 // The real engine with one head, as a process that can be drained, killed and started again, and which may
-// have another rank beside it. Its device's loop is run step by step.
+// have another rank beside it; or replicas of the head (sim_replicas). Its device's loop is run step by step.
 #ifndef LOSSD_TESTS_SIMULATION_SIM_SERVER_H_
 #define LOSSD_TESTS_SIMULATION_SIM_SERVER_H_
 
@@ -13,6 +13,7 @@
 #include "server/engine/engine.h"
 #include "tests/simulation/sim_device.h"
 #include "tests/simulation/sim_ranks.h"
+#include "tests/simulation/sim_replicas.h"
 #include "tests/simulation/workload.h"
 
 namespace lossd::simulation {
@@ -22,10 +23,12 @@ inline constexpr char kHead[] = "lm_head";
 struct ServerOptions {
   SimDeviceOptions device;
   engine::HeadConfig head;
-  bool group = false;  // of two ranks
+  bool group = false;     // of two ranks
+  bool replicas = false;  // two of them, each of one device
   bool tracing = false;
   // Where checkpoints go, of all schedules of a run, one after the other.
   std::string checkpoint_folder;
+  std::function<void(const std::string& tag)> on_return = {};  // SimReplicas'
 };
 
 // One thread's.
@@ -34,10 +37,18 @@ class SimServer {
   SimServer(const ServerOptions& options, Sabotage sabotage);
   ~SimServer();
 
-  engine::Engine& engine() { return *engine_; }
+  // Those of a replica, where there are several: the coordinator is the first.
+  engine::Engine& engine(int32_t replica = 0) {
+    return replicas_ == nullptr ? *engine_ : replicas_->engine(replica);
+  }
   // Null if it is not there.
-  std::shared_ptr<engine::Head> head() const;
-  SimGate& gate() { return gate_; }
+  std::shared_ptr<engine::Head> head(int32_t replica = 0) const;
+  SimGate& gate(int32_t replica = 0) { return replicas_ == nullptr ? gate_ : replicas_->gate(replica); }
+  // One turn of the device's loop.
+  void StepDevice(int32_t replica = 0);
+  // Null if there is only one.
+  SimReplicas* replicas() { return replicas_.get(); }
+  int32_t replica_count() const { return replicas_ == nullptr ? 1 : SimReplicas::kReplicas; }
   // Null for a single device. Each start makes another one, of the next epoch.
   SimGroup* group() { return group_.get(); }
   RankRecord& rank_record() { return rank_record_; }
@@ -54,12 +65,15 @@ class SimServer {
   // Something that an earlier epoch sent arrives; false: nothing is on its way.
   bool DeliverLate();
 
-  // Runs the device until there is nothing left for it to do. Not when a rank is lost.
+  // Runs the device until there is nothing left for it to do. Not when a rank is lost, nor of replicas.
   void WaitIdle();
+  // The same, or of replicas until `is_done`, which is the case then.
+  void WaitUntil(const std::function<bool()>& is_done);
   // Runs what waits for the disk, or for the device, while the device goes on by itself.
   void Run(const std::function<void()>& call);
   // Creates the head, with these weights; their version, or 0 if a device does not do what it should.
   uint64_t Create(const Values& weights);
+  // Not a number where replicas have not the same.
   Values Weights();
   // Rows [first, first + rows) of `weights` as a part of this write.
   absl::Status WriteRows(const std::string& write, const Values& weights, int64_t first, int64_t rows);
@@ -75,6 +89,7 @@ class SimServer {
   void Start(const std::string& incarnation);
   std::unique_ptr<engine::Device> MakeDevice();
   void Stop(OtherRank other);
+  absl::StatusOr<std::shared_ptr<engine::Head>> CreateHead();
 
   const ServerOptions options_;
   SimGate gate_;
@@ -86,7 +101,8 @@ class SimServer {
   std::shared_ptr<engine::CheckpointStore> store_;
   std::unique_ptr<SimGroup> group_;  // outlives the engine
   std::unique_ptr<SimGroup> leftover_;
-  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<engine::Engine> engine_;  // null, where there are
+  std::unique_ptr<SimReplicas> replicas_;
 };
 
 }  // namespace lossd::simulation

@@ -23,11 +23,12 @@ class SimStream : public engine::LaneListener, public std::enable_shared_from_th
   // Told of every item that a mark covers, of those that this stream alone had added to dW at once.
   using OnItemApplied = std::function<void(uint64_t item)>;
 
-  SimStream(std::shared_ptr<engine::Head> head, OnItemApplied on_item_applied)
-      : head_(std::move(head)), on_item_applied_(std::move(on_item_applied)) {}
+  SimStream(std::shared_ptr<engine::Head> head, int32_t replica, OnItemApplied on_item_applied)
+      : head_(std::move(head)), replica_(replica), on_item_applied_(std::move(on_item_applied)) {}
 
   absl::Status Attach(const std::string& session_id, int32_t lane);
   const engine::LaneAttachment& attachment() const { return attachment_; }
+  int32_t replica() const { return replica_; }  // that has the head
 
   // The client's end
   void Send(engine::Chunk chunk) { to_server_.push_back(std::move(chunk)); }
@@ -63,6 +64,7 @@ class SimStream : public engine::LaneListener, public std::enable_shared_from_th
   void SubmitHeld();
 
   std::shared_ptr<engine::Head> head_;
+  const int32_t replica_;
   const OnItemApplied on_item_applied_;
   engine::LaneAttachment attachment_;
   std::deque<engine::Chunk> to_server_;

@@ -31,7 +31,8 @@ void Add(const std::vector<Entry>& log, uint64_t first, uint64_t last, Values* c
 std::vector<engine::SessionMarks> Schedule::KnownMarks() const {
   std::vector<SessionMarks> all;
   for (const auto& [id, session] : sessions_) {
-    SessionMarks marks{id, {}, {incarnation_, restores_}, generation_};
+    const std::string& incarnation = incarnations_[static_cast<size_t>(session->replica)];
+    SessionMarks marks{id, {}, {incarnation, restores_}, generation_};
     bool contributed = false;
     for (size_t i = 0; i < session->lanes.size(); ++i) {
       const auto lane = static_cast<int32_t>(i);
@@ -118,7 +119,7 @@ void Schedule::BeginEnding() {
   ending_.by_step = server_options_.head.optimizer.kind != engine::OptimizerKind::kNone && !random_.OneIn(3);
   ending_.scale = static_cast<float>(ending_.by_step ? 1 + random_.Below(2) : 1);
   const bool by_server = !calm_ && random_.OneIn(2);
-  ending_.marks = by_server ? info.window_marks : KnownMarks();
+  ending_.marks = by_server ? WindowMarks() : KnownMarks();
   if (!calm_ && random_.OneIn(8) && !ending_.marks.empty()) {  // a wrong one
     Count("wrong marks");
     const size_t which = static_cast<size_t>(random_.Below(static_cast<int>(ending_.marks.size())));
@@ -242,7 +243,7 @@ void Schedule::TakeStepped() {
   if (readable && !(weights == progress_.weights)) {
     Diverge(absl::StrCat("after the step of generation ", ending_.generation, " the weights are others"));
   }
-  old_call_ = OldCall{ending_, answer->generation, *answer, incarnation_, restores_};
+  old_call_ = OldCall{ending_, answer->generation, *answer, incarnations_, restores_};
   if (ending_.moved) old_call_ = std::nullopt;  // which marks the step was taken with is not known
   Consume();
 }
@@ -263,12 +264,13 @@ void Schedule::CheckStepped(const engine::StepResult& result) {
 void Schedule::ReadRows() {
   if (EndLostEpoch()) return;
   const int64_t rows = std::min<int64_t>(kVocab - ending_.rows_read, 1 + random_.Below(kVocab));
-  absl::Status status = absl::UnknownError("no answer");
+  const auto answer = std::make_shared<std::optional<absl::Status>>();
   server_->head()->ReadGradient(ending_.flush->flush_id, ending_.rows_read, rows, kernels::DataType::kFloat32,
                                 {ending_.read.matrix.data() + ending_.rows_read * kHidden,
                                  ending_.read.bias.data() + ending_.rows_read},
-                                [&status](const absl::Status& read) { status = read; });
-  server_->WaitIdle();
+                                [answer](const absl::Status& read) { *answer = read; });
+  server_->WaitUntil([&answer] { return answer->has_value(); });
+  const absl::Status status = answer->value_or(absl::UnknownError("no answer"));
   if (EndLostEpoch()) return;
   if (HearsOfAbort(status)) return;
   if (!status.ok()) {
@@ -283,14 +285,36 @@ void Schedule::ReadRows() {
   phase_ = Phase::kCommitting;
 }
 
+std::optional<absl::StatusOr<uint64_t>> Schedule::EndFlush(engine::FlushFate fate) {
+  if (ending_.fated == nullptr) {
+    const auto answer = std::make_shared<std::optional<absl::StatusOr<uint64_t>>>();
+    ending_.fated = answer;
+    const auto done = [answer](const absl::StatusOr<uint64_t>& generation) { *answer = generation; };
+    const bool commits = fate == engine::FlushFate::kCommit;
+    Count(commits ? "CommitFlush" : "AbortFlush");
+    if (commits) {
+      server_->head()->CommitFlush(ending_.flush->flush_id, done);
+    } else {
+      server_->head()->AbortFlush(ending_.flush->flush_id, done);
+    }
+  }
+  if (!ending_.fated->has_value()) return std::nullopt;
+  return *std::exchange(ending_.fated, nullptr);
+}
+
 void Schedule::CommitFlush() {
-  if (!calm_ && random_.OneIn(6)) {
+  if (ending_.fated == nullptr && !calm_ && random_.OneIn(6)) {
     phase_ = Phase::kAborting;
     return;
   }
-  const absl::StatusOr<uint64_t> generation = engine::CommitFlush(*server_->head(), ending_.flush->flush_id);
-  Count("CommitFlush");
+  const auto answer = EndFlush(engine::FlushFate::kCommit);
+  if (!answer.has_value() || EndLostEpoch()) return;
+  const absl::StatusOr<uint64_t>& generation = *answer;
   Say(absl::StrCat("CommitFlush: ", generation.ok() ? "done" : Text(generation.status())));
+  if (ReplicaWasLost(generation.status())) {
+    ending_.rows_read = -1;  // as if the answer were lost
+    return;
+  }
   if (HearsOfAbort(generation.status())) return;
   if (!generation.ok() || *generation != ending_.generation + 1) {
     return Diverge(absl::StrCat("CommitFlush: ", Text(generation.status())));
@@ -300,7 +324,7 @@ void Schedule::CommitFlush() {
     ending_.rows_read = -1;
     return;
   }
-  old_call_ = OldCall{ending_, generation, std::nullopt, incarnation_, restores_};
+  old_call_ = OldCall{ending_, generation, std::nullopt, incarnations_, restores_};
   Consume();
 }
 
@@ -310,9 +334,11 @@ void Schedule::AbortFlush() {
     phase_ = Phase::kCommitting;
     return;
   }
-  const absl::StatusOr<uint64_t> generation = engine::AbortFlush(*server_->head(), ending_.flush->flush_id);
-  Count("AbortFlush");
+  const auto answer = EndFlush(engine::FlushFate::kAbort);
+  if (!answer.has_value() || EndLostEpoch()) return;
+  const absl::StatusOr<uint64_t>& generation = *answer;
   Say(absl::StrCat("AbortFlush: ", generation.ok() ? "done" : Text(generation.status())));
+  if (ReplicaWasLost(generation.status())) return;
   if (!generation.ok() || *generation != ending_.generation) {
     return Diverge(absl::StrCat("AbortFlush: ", Text(generation.status())));
   }
@@ -367,7 +393,7 @@ void Schedule::CallAsRival() {
 // Whatever flush holds the window is ended by its id, which the server tells, as `lossctl flush --abort`
 // does.
 void Schedule::AbortAsOperator() {
-  if (LostServer() || server_->head() == nullptr) return;
+  if (server_->replicas() != nullptr || LostServer() || server_->head() == nullptr) return;
   const engine::HeadInfo info = server_->head()->Info();
   if (info.flush_id.empty()) return;
   Count("aborted by an operator");
@@ -395,7 +421,8 @@ void Schedule::ReadStats() {
   if (phase_ != Phase::kIdle && phase_ != Phase::kReading) return;
   if (EndLostEpoch()) return;
   const engine::HeadInfo info = server_->head()->Info();
-  const absl::StatusOr<engine::Head::WindowStats> stats = StatsOf(info.generation, info.window_marks);
+  const std::vector<SessionMarks> marks = WindowMarks();
+  const absl::StatusOr<engine::Head::WindowStats> stats = StatsOf(info.generation, marks);
   if (EndLostEpoch()) return;
   if (!stats.ok()) {
     // The window is being ended, or was.
@@ -405,16 +432,16 @@ void Schedule::ReadStats() {
     return;
   }
   Count("stats");
-  CheckStats(*stats, ContentOf(info.window_marks));
+  CheckStats(*stats, ContentOf(marks));
 }
 
 absl::StatusOr<engine::Head::WindowStats> Schedule::StatsOf(uint64_t generation,
                                                             const std::vector<SessionMarks>& marks) {
   using Stats = absl::StatusOr<engine::Head::WindowStats>;
-  const auto done = std::make_shared<Stats>(absl::InternalError("GradientStats is not answered"));
+  const auto done = std::make_shared<std::optional<Stats>>();
   server_->head()->ReadStats(generation, marks, 1, [done](const Stats& stats) { *done = stats; });
-  server_->WaitIdle();
-  return *done;
+  server_->WaitUntil([&done] { return done->has_value(); });
+  return done->value_or(absl::InternalError("GradientStats is not answered"));
 }
 
 void Schedule::CheckStats(const engine::Head::WindowStats& stats, const Values& content) {
@@ -429,8 +456,8 @@ void Schedule::CheckStats(const engine::Head::WindowStats& stats, const Values& 
 
 void Schedule::KeepPast() {
   // As in ReadStats.
-  if (phase_ != Phase::kIdle && phase_ != Phase::kReading) return;
-  pasts_.push_back({{incarnation_, restores_}, generation_, TakeLogs(), progress_.settled});
+  if (server_->replicas() != nullptr || (phase_ != Phase::kIdle && phase_ != Phase::kReading)) return;
+  pasts_.push_back({{incarnations_.front(), restores_}, generation_, TakeLogs(), progress_.settled});
   if (pasts_.size() > kMostPasts) pasts_.pop_front();
   CallOfAnotherPast(pasts_.back(), KnownMarks());
 }
@@ -485,7 +512,8 @@ void Schedule::CallOfAnotherPast(const Past& past, const std::vector<SessionMark
 // A call that was answered arrives once more. It answers the same, or that its time is over; nothing changes.
 void Schedule::RepeatOldCall() {
   if (!old_call_.has_value() || LostServer() || server_->head() == nullptr) return;
-  if (old_call_->incarnation != incarnation_ || old_call_->restores != restores_) return;
+  if (old_call_->incarnations != incarnations_ || old_call_->restores != restores_) return;
+  if (server_->replicas() != nullptr && SettleSet()) return;
   const Ending& call = old_call_->ending;
   Count("old call repeated");
   if (!old_call_->step.has_value()) {
@@ -495,9 +523,12 @@ void Schedule::RepeatOldCall() {
     if (!same) Diverge(absl::StrCat("CommitFlush again: ", Text(again.status())));
     return;
   }
-  std::optional<absl::StatusOr<engine::StepResult>> again;
-  server_->head()->ApplyStep(call.generation, call.marks, {.learning_rate = 1, .gradient_scale = call.scale},
-                             [&again](const absl::StatusOr<engine::StepResult>& result) { again = result; });
+  const auto repeated = std::make_shared<std::optional<absl::StatusOr<engine::StepResult>>>();
+  server_->head()->ApplyStep(
+      call.generation, call.marks, {.learning_rate = 1, .gradient_scale = call.scale},
+      [repeated](const absl::StatusOr<engine::StepResult>& result) { *repeated = result; });
+  if (server_->replicas() != nullptr) server_->WaitUntil([&repeated] { return repeated->has_value(); });
+  const std::optional<absl::StatusOr<engine::StepResult>>& again = *repeated;
   // Nobody may have another step of a generation that was consumed.
   std::optional<absl::StatusOr<engine::StepResult>> other;
   server_->head()->ApplyStep(call.generation, call.marks, {.learning_rate = 2, .gradient_scale = call.scale},

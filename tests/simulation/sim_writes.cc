@@ -15,7 +15,7 @@ constexpr int64_t kHalf = kVocab / 2;
 }  // namespace
 
 void Schedule::StageWrite() {
-  if (server_->head() == nullptr) return;
+  if (server_->replicas() != nullptr || server_->head() == nullptr) return;
   if (half_write_.has_value()) return EndWrite();
   if (phase_ != Phase::kIdle || LostServer()) return;
   HalfWrite write{.id = {}, .weights = progress_.weights};
