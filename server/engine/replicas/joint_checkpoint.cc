@@ -160,6 +160,11 @@ absl::Status JointSave::ReadAll(
     const std::string& tensor, int64_t row_bytes,
     const std::function<absl::Status(const RowSpan& rows, const std::string& bytes)>& take) {
   const std::vector<Piece> pieces = PiecesOf(head_, row_bytes);
+  // One whose device has failed, say, has no rows, and what was saved of it would be empty.
+  if (pieces.empty() && head_.config().vocab_size > 0) {
+    return absl::UnavailableError(
+        absl::StrCat("head ", head_.config().name, " has ended while it was saved"));
+  }
   std::deque<Answered> asked;
   for (size_t i = 0; i < pieces.size(); ++i) {
     while (std::ssize(asked) < kPiecesUnderWay && i + asked.size() < pieces.size()) {
