@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -160,6 +161,8 @@ class Schedule {
   void SetEvent();
   int32_t AnyReplica();
   void KillReplica(int32_t replica);
+  // Runs what waits for the disk or the device. Of replicas other things happen meanwhile.
+  void RunCall(const std::function<void()>& call);
   bool SetIsSettled();
   // All replicas meet, if they have to. Whether the trainer's past is lost by that.
   bool SettleSet();

@@ -32,14 +32,19 @@ bool Schedule::LostServer() {
       Diverge(absl::StrCat("a session of another incarnation: ", Text(found.status())));
     }
   }
-  if (head == nullptr) {
-    // Nothing was restored: the trainer has the weights.
+  if (head == nullptr || head->weight_version() == 0) {
+    // Nothing was restored: the trainer has the weights. Replicas may have had the head in one incarnation.
+    old_call_.reset();
     versions_.clear();
     version_ = server_->Create(progress_.weights);
     versions_[version_] = progress_.weights;
     Replay(progress_);
   } else {
     KeepPast();
+    if (!saved_.contains(restored_)) {
+      Diverge("a head goes on from what nobody has saved");
+      return true;
+    }
     const Progress progress = saved_.at(restored_).progress;
     Recall(saved_.at(restored_).logs);
     // In one incarnation no version is given to two weights.
@@ -154,8 +159,10 @@ void Schedule::SaveCheckpoint() {
   Say("SaveCheckpoint");
   absl::Status status;
   const std::string tag = random_.OneIn(2) ? "s" : "t";
-  server_->Run([&] { status = server_->engine().SaveCheckpoint(kHead, tag).status(); });
-  if (status.ok()) saved_[newest_ = tag] = {progress_, TakeLogs()};
+  RunCall([&, progress = progress_] {
+    status = server_->engine().SaveCheckpoint(kHead, tag).status();
+    if (status.ok()) saved_[newest_ = tag] = {progress, TakeLogs()};
+  });
   if (EndLostEpoch()) return;
   if (!status.ok() && !ReplicaWasLost(status)) Diverge(absl::StrCat("SaveCheckpoint: ", Text(status)));
 }
@@ -174,8 +181,10 @@ void Schedule::RestoreInPlace() {
   if (under_way && random_.OneIn(2)) CommitDuringRestore();
   absl::Status status;
   const std::string named = tag == newest_ ? "" : tag;
-  server_->Run([&] { status = server_->engine().RestoreCheckpoint(kHead, named).status(); });
-  if (status.ok()) restored_ = tag;
+  RunCall([&] {
+    restored_ = tag;  // where that changes anything
+    status = server_->engine().RestoreCheckpoint(kHead, named).status();
+  });
   if (EndLostEpoch()) return;
   if (ReplicaWasLost(status)) return;
   if (!status.ok()) Diverge(absl::StrCat("RestoreCheckpoint: ", Text(status)));

@@ -37,10 +37,6 @@ SimReplicas::SimReplicas(Options options)
 
 SimReplicas::~SimReplicas() {
   coordination_ = nullptr;
-  for (int32_t replica = 0; replica < kReplicas; ++replica) {
-    epoch_->Leave(replica);
-    engine(replica).LeaveEpoch();
-  }
   for (int32_t replica = 0; replica < kReplicas; ++replica) Finish(replica);
   for (Process& process : processes_) process.engine.reset();
 }
@@ -168,6 +164,10 @@ bool SimReplicas::Idle(int32_t replica) const {
 
 void SimReplicas::Finish(int32_t replica) {
   Process& process = at(replica);
+  epoch_->Leave(replica);
+  process.engine->LeaveEpoch();
+  // Nothing waits for a head that is gone.
+  for (const auto& head : process.engine->Heads()) process.engine->DropHead(head->config().name);
   process.gate.free = true;
   for (int turns = 0; !Idle(replica); ++turns) {
     if (turns == kTurnsToEnd) std::abort();
@@ -194,8 +194,6 @@ void SimReplicas::Kill(int32_t replica) {
   Count("replica killed");
   Say(absl::StrCat("replica ", replica, " is killed"));
   if (replica == 0) coordination_ = nullptr;
-  epoch_->Leave(replica);
-  engine(replica).LeaveEpoch();
   Finish(replica);
   at(replica).engine.reset();
   Start(replica);
@@ -269,10 +267,11 @@ void SimReplicas::Settle(const std::shared_ptr<SimSetEpoch>& epoch, const engine
   if (went.ok()) {
     for (const engine::CheckpointInfo& head : went->restored) options_.on_return(head.tag);
     for (size_t i = 0; i < went->gone.size(); ++i) options_.on_return("");
-  } else if (!absl::IsUnavailable(went.status())) {
+  } else if (!absl::IsUnavailable(went.status()) && !epoch->has_lost(0)) {
     broken_ = absl::StrCat("the replicas cannot go back: ", std::string(went.status().message()));
   }
   absl::Status settled = went.status();
+  if (!settled.ok()) Say(absl::StrCat("they could not go back: ", std::string(settled.message())));
   if (settled.ok()) {
     group::v1::ReplicaCommand whole;
     whole.mutable_whole()->set_history(agreement.history);

@@ -84,7 +84,7 @@ class SimReplicas {
   const Process& at(int32_t replica) const { return processes_[static_cast<size_t>(replica)]; }
   void Start(int32_t replica);
   void TellEngine(engine::EngineOptions* options);
-  // Everything that the process does comes to its end.
+  // It leaves, and everything that the process does comes to its end.
   void Finish(int32_t replica);
   bool Idle(int32_t replica) const;
   // Those of the threads that may run.

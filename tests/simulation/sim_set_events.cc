@@ -6,9 +6,16 @@
 #include "tests/simulation/schedule.h"
 
 namespace lossd::simulation {
+namespace {
+
+constexpr int kEventsMeanwhile = 200;
+
+}  // namespace
 
 void Schedule::SetEvent() {
   SimReplicas& set = *server_->replicas();
+  if (!calm_ && set_random_.OneIn(80)) set.Cut(set_random_);
+  if (!calm_ && set_random_.OneIn(300)) KillReplica(AnyReplica());
   set.Go(set_random_);
   if (!set.broken().empty()) Diverge(set.broken());
 }
@@ -27,6 +34,17 @@ void Schedule::KillReplica(int32_t replica) {
     ending_.fated = nullptr;
   }
   server_->replicas()->Kill(replica);
+}
+
+void Schedule::RunCall(const std::function<void()>& call) {
+  if (server_->replicas() == nullptr) return server_->Run(call);
+  server_->replicas()->Call(call);
+  for (int i = 0; i < kEventsMeanwhile && server_->replicas()->calling() && !Diverged(); ++i) {
+    SetEvent();
+    Event();
+  }
+  const auto ended = [this] { return !server_->replicas()->calling(); };
+  if (!server_->replicas()->GoUntil(ended)) Diverge("a call to the replicas does not end");
 }
 
 // One replica is.
