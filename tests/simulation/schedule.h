@@ -111,10 +111,18 @@ class Schedule {
   enum class Phase { kIdle, kEnding, kReading, kCommitting, kAborting };
   // What a trainer believes in that has not heard of a restore.
   struct Past {
-    engine::HeadPast name;
+    std::vector<std::string> incarnations;  // by replica
+    uint64_t restores = 0;
     uint64_t generation = 0;
     Logs logs;
     MarkMap settled;
+  };
+  // Weights on their way in, of which the server has half the rows.
+  struct HalfWrite {
+    enum class Fate { kUnderWay, kUndone, kForgotten };
+    std::string id;
+    Values weights;
+    Fate fate = Fate::kUnderWay;  // kUndone: by a restore; kForgotten: the server has heard of no such write
   };
   struct Ending {
     bool by_step = false;
@@ -161,8 +169,10 @@ class Schedule {
   void SetEvent();
   int32_t AnyReplica();
   void KillReplica(int32_t replica);
-  // Runs what waits for the disk or the device. Of replicas other things happen meanwhile.
+  // Runs what waits for the disk or the device. Other things happen meanwhile where there are replicas.
   void RunCall(const std::function<void()>& call);
+  // Things happen, at first by chance, until this is so.
+  void GoOnUntil(const std::function<bool()>& is_done);
   bool SetIsSettled();
   // All replicas meet, if they have to. Whether the trainer's past is lost by that.
   bool SettleSet();
@@ -250,7 +260,11 @@ class Schedule {
   // The same in the middle of a restore that is about to begin.
   void CommitDuringRestore();
   void ForgetWrite();
+  // By a restore.
+  void UndoWrite();
   void CheckUndone(absl::string_view what, const absl::Status& status);
+  // Commits a write of replicas, again where one was lost, while other things happen.
+  absl::StatusOr<uint64_t> CommitThroughLosses(const HalfWrite& write);
   // Everything since the trainer's progress that the server goes on from is done again.
   void Replay(const Progress& progress);
   // Sessions carry again what they carried when `logs` were taken; what else they have is to be sent.
@@ -304,14 +318,9 @@ class Schedule {
     uint64_t restores = 0;
   };
   std::optional<OldCall> old_call_;
-  // Weights on their way in, of which the server has half the rows.
-  struct HalfWrite {
-    enum class Fate { kUnderWay, kUndone, kForgotten };
-    std::string id;
-    Values weights;
-    Fate fate = Fate::kUnderWay;  // kUndone: by a restore; kForgotten: the server has heard of no such write
-  };
   std::optional<HalfWrite> half_write_;
+  const HalfWrite* committing_ = nullptr;  // whose answer is awaited while other things happen
+  int64_t replays_ = 0;
 };
 
 }  // namespace lossd::simulation

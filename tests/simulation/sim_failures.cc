@@ -35,6 +35,7 @@ bool Schedule::LostServer() {
   if (head == nullptr || head->weight_version() == 0) {
     // Nothing was restored: the trainer has the weights. Replicas may have had the head in one incarnation.
     old_call_.reset();
+    ForgetWrite();
     versions_.clear();
     version_ = server_->Create(progress_.weights);
     versions_[version_] = progress_.weights;
@@ -45,6 +46,7 @@ bool Schedule::LostServer() {
       Diverge("a head goes on from what nobody has saved");
       return true;
     }
+    UndoWrite();
     const Progress progress = saved_.at(restored_).progress;
     Recall(saved_.at(restored_).logs);
     // In one incarnation no version is given to two weights.
@@ -62,6 +64,7 @@ bool Schedule::LostServer() {
 
 void Schedule::Replay(const Progress& progress) {
   Count("window lost");
+  ++replays_;
   const std::shared_ptr<engine::Head> head = server_->head();
   incarnations_ = Incarnations();
   restores_ = head->restores();
@@ -178,7 +181,7 @@ void Schedule::RestoreInPlace() {
   if (under_way && EndDoomedEpoch()) return;
   Count("restore");
   Say("RestoreCheckpoint");
-  if (under_way && random_.OneIn(2)) CommitDuringRestore();
+  if (under_way && server_->replicas() == nullptr && random_.OneIn(2)) CommitDuringRestore();
   absl::Status status;
   const std::string named = tag == newest_ ? "" : tag;
   RunCall([&] {
@@ -188,7 +191,7 @@ void Schedule::RestoreInPlace() {
   if (EndLostEpoch()) return;
   if (ReplicaWasLost(status)) return;
   if (!status.ok()) Diverge(absl::StrCat("RestoreCheckpoint: ", Text(status)));
-  if (under_way && half_write_.has_value()) half_write_->fate = HalfWrite::Fate::kUndone;
+  if (under_way) UndoWrite();
 }
 
 void Schedule::Drain() {

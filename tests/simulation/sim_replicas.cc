@@ -19,7 +19,7 @@ namespace lossd::simulation {
 namespace {
 
 constexpr int kTurnsToEnd = 1'000'000;
-constexpr int kTurnsToFinish = 20'000;
+constexpr int kTurnsToFinish = 5000;
 
 bool Always() { return true; }
 

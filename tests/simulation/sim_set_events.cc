@@ -39,12 +39,15 @@ void Schedule::KillReplica(int32_t replica) {
 void Schedule::RunCall(const std::function<void()>& call) {
   if (server_->replicas() == nullptr) return server_->Run(call);
   server_->replicas()->Call(call);
-  for (int i = 0; i < kEventsMeanwhile && server_->replicas()->calling() && !Diverged(); ++i) {
+  GoOnUntil([this] { return !server_->replicas()->calling(); });
+}
+
+void Schedule::GoOnUntil(const std::function<bool()>& is_done) {
+  for (int i = 0; i < kEventsMeanwhile && !is_done() && !Diverged(); ++i) {
     SetEvent();
     Event();
   }
-  const auto ended = [this] { return !server_->replicas()->calling(); };
-  if (!server_->replicas()->GoUntil(ended)) Diverge("a call to the replicas does not end");
+  if (!server_->replicas()->GoUntil(is_done)) Diverge("a call to the replicas does not end");
 }
 
 // One replica is.

@@ -74,6 +74,7 @@ Values Schedule::ContentIn(const Past& past, const std::vector<SessionMarks>& ma
 std::optional<Values> Schedule::WeightsOf(uint64_t version) const {
   const auto known = versions_.find(version);
   if (known != versions_.end()) return known->second;
+  if (committing_ != nullptr && version == version_ + 1) return committing_->weights;
   if (phase_ != Phase::kEnding || !ending_.by_step || version != version_ + 1) return std::nullopt;
   Values weights = progress_.weights;
   weights.Add(ContentOf(ending_.marks), -ending_.scale);
@@ -81,7 +82,7 @@ std::optional<Values> Schedule::WeightsOf(uint64_t version) const {
 }
 
 void Schedule::Tick() {
-  if (LostServer() || server_->head() == nullptr) return;
+  if (LostServer() || server_->head() == nullptr || committing_ != nullptr) return;
   switch (phase_) {
     case Phase::kIdle:
       return BeginEnding();
@@ -397,11 +398,16 @@ void Schedule::CallAsRival() {
 // Whatever flush holds the window is ended by its id, which the server tells, as `lossctl flush --abort`
 // does.
 void Schedule::AbortAsOperator() {
-  if (server_->replicas() != nullptr || LostServer() || server_->head() == nullptr) return;
+  if (LostServer() || server_->head() == nullptr || ending_.fated != nullptr) return;
+  if (server_->replicas() != nullptr && SettleSet()) return;
   const engine::HeadInfo info = server_->head()->Info();
   if (info.flush_id.empty()) return;
   Count("aborted by an operator");
-  const absl::StatusOr<uint64_t> generation = engine::AbortFlush(*server_->head(), info.flush_id);
+  const auto answer = std::make_shared<std::optional<absl::StatusOr<uint64_t>>>();
+  server_->head()->AbortFlush(info.flush_id,
+                              [answer](const absl::StatusOr<uint64_t>& aborted) { *answer = aborted; });
+  if (server_->replicas() != nullptr) server_->WaitUntil([&answer] { return answer->has_value(); });
+  const absl::StatusOr<uint64_t> generation = answer->value_or(absl::UnknownError("there is no answer"));
   Say(absl::StrCat("an operator aborts ", info.flush_id, ": ", Text(generation.status())));
   if (!generation.ok() || *generation != info.generation) {
     Diverge(absl::StrCat("AbortFlush of an operator: ", Text(generation.status())));
@@ -460,8 +466,8 @@ void Schedule::CheckStats(const engine::Head::WindowStats& stats, const Values& 
 
 void Schedule::KeepPast() {
   // As in ReadStats.
-  if (server_->replicas() != nullptr || (phase_ != Phase::kIdle && phase_ != Phase::kReading)) return;
-  pasts_.push_back({{incarnations_.front(), restores_}, generation_, TakeLogs(), progress_.settled});
+  if (phase_ != Phase::kIdle && phase_ != Phase::kReading) return;
+  pasts_.push_back({incarnations_, restores_, generation_, TakeLogs(), progress_.settled});
   if (pasts_.size() > kMostPasts) pasts_.pop_front();
   CallOfAnotherPast(pasts_.back(), KnownMarks());
 }
@@ -470,9 +476,10 @@ void Schedule::CallOfAnotherPast() {
   if (pasts_.empty() || LostServer() || server_->head() == nullptr) return;
   if (EndLostEpoch()) return;
   const Past& past = pasts_[static_cast<size_t>(random_.Below(static_cast<int>(pasts_.size())))];
-  std::vector<SessionMarks> marks = server_->head()->Info().window_marks;
+  std::vector<SessionMarks> marks = WindowMarks();
   for (SessionMarks& session : marks) {
-    session.past = past.name;
+    const int32_t replica = sessions_.at(session.session_id)->replica;
+    session.past = {past.incarnations[static_cast<size_t>(replica)], past.restores};
     session.generation = past.generation;
   }
   CallOfAnotherPast(past, marks);
@@ -502,15 +509,19 @@ void Schedule::CallOfAnotherPast(const Past& past, const std::vector<SessionMark
       Diverge(absl::StrCat("a call of another past: ", Text(status)));
     }
   };
+  // One after the other: another replica may be the one that refuses.
+  const auto await = [this, refused](int calls) {
+    if (server_->replicas() != nullptr) server_->WaitUntil([&] { return *refused == calls; });
+    if (*refused != calls) Diverge("a call of another past is taken");
+  };
   check(stats.status());
   head->BeginFlush(generation, marks, 1,
                    [check](const absl::StatusOr<engine::FlushInfo>& result) { check(result.status()); });
-  const bool steps = server_options_.head.optimizer.kind != engine::OptimizerKind::kNone;
-  if (steps) {
-    head->ApplyStep(generation, marks, {.learning_rate = 1},
-                    [check](const absl::StatusOr<engine::StepResult>& result) { check(result.status()); });
-  }
-  if (*refused != (steps ? 3 : 2)) Diverge("a call of another past is taken");
+  await(2);
+  if (server_options_.head.optimizer.kind == engine::OptimizerKind::kNone) return;
+  head->ApplyStep(generation, marks, {.learning_rate = 1},
+                  [check](const absl::StatusOr<engine::StepResult>& result) { check(result.status()); });
+  await(3);
 }
 
 // A call that was answered arrives once more. It answers the same, or that its time is over; nothing changes.

@@ -15,7 +15,7 @@ constexpr int64_t kHalf = kVocab / 2;
 }  // namespace
 
 void Schedule::StageWrite() {
-  if (server_->replicas() != nullptr || server_->head() == nullptr) return;
+  if (server_->head() == nullptr) return;
   if (half_write_.has_value()) return EndWrite();
   if (phase_ != Phase::kIdle || LostServer()) return;
   HalfWrite write{.id = {}, .weights = progress_.weights};
@@ -35,16 +35,25 @@ void Schedule::EndWrite() {
   const bool under_way = half_write_->fate == HalfWrite::Fate::kUnderWay;
   if (under_way && (phase_ != Phase::kIdle || LostServer())) return;
   if (EndDoomedEpoch()) return;
+  // Whatever was, replicas publish nothing while they end a window.
+  const bool ends = server_->head()->Info().window_state != engine::WindowState::kOpen;
+  if (server_->replicas() != nullptr && ends) return;
   const HalfWrite write = *std::exchange(half_write_, std::nullopt);
   Say(absl::StrCat("CommitWrite: ", write.id));
   const absl::Status rows = server_->WriteRows(write.id, write.weights, kHalf, kHalf);
   absl::StatusOr<uint64_t> version = absl::UnknownError("no answer");
   const auto commit = [&] {
+    if (server_->replicas() != nullptr && write.fate == HalfWrite::Fate::kUnderWay) {
+      version = CommitThroughLosses(write);
+      return;
+    }
     server_->head()->CommitWrite(write.id,
                                  [&](const absl::StatusOr<uint64_t>& published) { version = published; });
-    server_->WaitIdle();
+    if (server_->replicas() == nullptr) server_->WaitIdle();
   };
+  const int64_t replays = replays_;
   commit();
+  if (replays_ != replays || !SameServer()) return;  // it is lost
   if (write.fate == HalfWrite::Fate::kForgotten) {
     Count("write forgotten");
     if (!absl::IsNotFound(rows) || !absl::IsNotFound(version.status())) {
@@ -69,6 +78,24 @@ void Schedule::EndWrite() {
   if (!(server_->Weights() == progress_.weights)) Diverge("the weights written are others");
 }
 
+absl::StatusOr<uint64_t> Schedule::CommitThroughLosses(const HalfWrite& write) {
+  absl::StatusOr<uint64_t> version = absl::UnavailableError("not yet");
+  const int64_t replays = replays_;
+  const auto is_lost = [&] { return replays_ != replays || !SameServer(); };
+  while (absl::IsUnavailable(version.status()) && !is_lost() && !Diverged()) {
+    const auto answer = std::make_shared<std::optional<absl::StatusOr<uint64_t>>>();
+    server_->head()->CommitWrite(
+        write.id, [answer](const absl::StatusOr<uint64_t>& published) { *answer = published; });
+    committing_ = &write;
+    GoOnUntil([&] { return answer->has_value() || is_lost(); });
+    committing_ = nullptr;
+    if (answer->has_value()) version = **answer;
+    if (!version.ok()) Count("write interrupted");
+    if (!is_lost()) SettleSet();
+  }
+  return version;
+}
+
 void Schedule::CommitDuringRestore() {
   const HalfWrite write = *std::exchange(half_write_, std::nullopt);
   const absl::Status rows = server_->WriteRows(write.id, write.weights, kHalf, kHalf);
@@ -84,6 +111,11 @@ void Schedule::CommitDuringRestore() {
 void Schedule::CheckUndone(absl::string_view what, const absl::Status& status) {
   Count("write undone");
   if (!absl::IsAborted(status)) Diverge(absl::StrCat(what, " that was undone: ", Text(status)));
+}
+
+void Schedule::UndoWrite() {
+  const bool under_way = half_write_.has_value() && half_write_->fate == HalfWrite::Fate::kUnderWay;
+  if (under_way) half_write_->fate = HalfWrite::Fate::kUndone;
 }
 
 // By a server, or a head, that is another one.
