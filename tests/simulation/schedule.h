@@ -248,6 +248,7 @@ class Schedule {
   void Kill();
   bool MayLoseServer() const;
   void Restart();
+  absl::Status TryToDelete(engine::Head::DiscardGradient discard);
   void DeleteHead();
   void WriteWeights();
   void KillStreams();

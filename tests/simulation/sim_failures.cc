@@ -236,22 +236,32 @@ void Schedule::Restart() {
   }
 }
 
+absl::Status Schedule::TryToDelete(engine::Head::DiscardGradient discard) {
+  absl::Status deleted;
+  const auto call = [&] { deleted = server_->engine().DeleteHead(kHead, discard); };
+  // The engine of a single device does not wait.
+  if (server_->replicas() == nullptr) {
+    call();
+  } else if (discard == engine::Head::DiscardGradient::kYes) {
+    RunCall(call);
+  } else {
+    server_->Run(call);
+  }
+  return deleted;
+}
+
 void Schedule::DeleteHead() {
   if (phase_ != Phase::kIdle || LostServer() || server_->head() == nullptr) return;
   if (EndDoomedEpoch()) return;
   Count("head deleted");
   Say("DeleteHead");
-  const auto delete_head = [this](engine::Head::DiscardGradient discard) {
-    const auto call = [&] { return server_->engine().DeleteHead(kHead, discard); };
-    absl::Status deleted;
-    if (server_->replicas() == nullptr) return call();
-    server_->Run([&] { deleted = call(); });
-    return deleted;
-  };
   const bool holds = !WindowMarks().empty();
-  const absl::Status kept = delete_head(engine::Head::DiscardGradient::kNo);
+  const absl::Status kept = TryToDelete(engine::Head::DiscardGradient::kNo);
   if (kept.ok() == holds) return Diverge(absl::StrCat("DeleteHead without discarding: ", Text(kept)));
-  if (holds && !delete_head(engine::Head::DiscardGradient::kYes).ok()) Diverge("DeleteHead");
+  const absl::Status deleted = holds ? TryToDelete(engine::Head::DiscardGradient::kYes) : kept;
+  if (!deleted.ok() && !ReplicaWasLost(deleted)) return Diverge(absl::StrCat("DeleteHead: ", Text(deleted)));
+  if (server_->replicas() != nullptr) SettleSet();
+  if (server_->head() != nullptr) return;  // it has come to nothing
   saved_.clear();
   newest_.clear();
   ForgetWrite();

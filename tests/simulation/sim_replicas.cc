@@ -58,6 +58,7 @@ void SimReplicas::Start(int32_t replica) {
   process.history = 0;
   process.out = true;
   process.leaving = false;
+  process.agrees = false;
 }
 
 // As server/startup/replicas does.
@@ -137,7 +138,10 @@ void SimReplicas::Go(Random& random) {
   if (half()) StepDevice(random.Below(kReplicas));
   if (epoch_->is_cut() && random.OneIn(6)) epoch_->Lose(random.Below(kReplicas));
   LeaveWhereLost(half);
+  AgreeWhereMet(half);
   if (AllOut() && half()) Meet();
+  // Those that wait are told so now and then, until all are there.
+  if (at(0).out && random.OneIn(10)) TellAllWaiting();
 }
 
 bool SimReplicas::GoUntil(const std::function<bool()>& is_done) {
@@ -150,6 +154,7 @@ bool SimReplicas::GoUntil(const std::function<bool()>& is_done) {
     for (int32_t replica = 0; replica < kReplicas; ++replica) StepDevice(replica);
     for (int32_t replica = 0; replica < kReplicas && epoch_->is_cut(); ++replica) epoch_->Lose(replica);
     LeaveWhereLost(Always);
+    AgreeWhereMet(Always);
     if (AllOut()) Meet();
   }
   for (Process& process : processes_) process.gate.free = false;
@@ -202,7 +207,21 @@ void SimReplicas::Kill(int32_t replica) {
 void SimReplicas::LeaveWhereLost(const std::function<bool()>& goes) {
   for (int32_t replica = 0; replica < kReplicas; ++replica) {
     const Process& process = at(replica);
-    if (epoch_->has_lost(replica) && !process.out && !process.leaving && goes()) Leave(replica);
+    const bool leaves = epoch_->has_lost(replica) && !process.out && !process.leaving && !process.agrees;
+    if (leaves && goes()) Leave(replica);
+  }
+}
+
+void SimReplicas::AgreeWhereMet(const std::function<bool()>& goes) {
+  for (int32_t replica = 0; replica < kReplicas; ++replica) {
+    if (at(replica).agrees && goes()) GoOnOrAbandon(replica);
+  }
+}
+
+void SimReplicas::TellAllWaiting() {
+  for (const std::shared_ptr<engine::Head>& head : engine(0).Heads()) {
+    head->TellWaiting(absl::UnavailableError("a replica has not joined"));
+    head->TellCommitting(absl::UnavailableError("a replica has not joined"));
   }
 }
 
@@ -249,11 +268,20 @@ void SimReplicas::Meet() {
   Say(agreement.go_back.empty() ? "all meet" : "all meet, and go back");
   if (!agreement.alike.empty()) Count("set goes on");
   epoch_ = std::make_shared<SimSetEpoch>();
-  for (int32_t replica = 0; replica < kReplicas; ++replica) {
-    at(replica).out = false;
-    rpc::GoOnOrAbandon(engine(replica), agreement);
+  agreement_ = agreement;
+  for (Process& process : processes_) {
+    process.out = false;
+    process.agrees = true;
   }
-  meets_.Run([this, epoch = epoch_, agreement] { Settle(epoch, agreement); });
+}
+
+void SimReplicas::GoOnOrAbandon(int32_t replica) {
+  at(replica).agrees = false;
+  rpc::GoOnOrAbandon(engine(replica), agreement_);
+  const bool some_have_yet_to = std::any_of(processes_.begin(), processes_.end(),
+                                            [](const Process& process) { return process.agrees; });
+  if (some_have_yet_to || epoch_->has_lost(0)) return;
+  meets_.Run([this, epoch = epoch_, agreement = agreement_] { Settle(epoch, agreement); });
 }
 
 // As MeetingReplica::Settle.

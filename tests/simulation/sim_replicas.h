@@ -74,6 +74,7 @@ class SimReplicas {
     SimGate gate;
     uint64_t history = 0;
     bool out = true;       // of the epoch, and done with it
+    bool agrees = false;   // has yet to do with its heads what all have agreed on
     bool leaving = false;  // but not done
     std::unique_ptr<engine::Engine> engine;
     SimWorker device;
@@ -93,9 +94,13 @@ class SimReplicas {
   // The end of an epoch
   void Leave(int32_t replica);
   void LeaveWhereLost(const std::function<bool()>& goes);
+  void AgreeWhereMet(const std::function<bool()>& goes);
+  void TellAllWaiting();
   // The next one begins
   bool AllOut() const;
   void Meet();
+  // Heads go on, or wait to go back. The last one to do so is connected with the others.
+  void GoOnOrAbandon(int32_t replica);
   void Settle(const std::shared_ptr<SimSetEpoch>& epoch, const engine::Agreement& agreement);
 
   // What the coordinator asks
@@ -115,6 +120,7 @@ class SimReplicas {
   uint64_t histories_ = 0;
   uint64_t epochs_ = 0;
   std::string broken_;
+  engine::Agreement agreement_;
   std::shared_ptr<SimSetEpoch> epoch_;
   std::shared_ptr<SimSetEpoch> coordination_;  // while all are there
   std::array<Process, kReplicas> processes_;

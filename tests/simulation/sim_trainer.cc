@@ -299,7 +299,14 @@ std::optional<absl::StatusOr<uint64_t>> Schedule::EndFlush(engine::FlushFate fat
       server_->head()->AbortFlush(ending_.flush->flush_id, done);
     }
   }
-  if (!ending_.fated->has_value()) return std::nullopt;
+  if (!ending_.fated->has_value()) {
+    // Its answer is lost, and the call made again.
+    if (calm_ || !set_random_.OneIn(10)) return std::nullopt;
+    Count("answer lost");
+    ending_.fated = nullptr;
+    if (fate == engine::FlushFate::kCommit) ending_.rows_read = -1;
+    return std::nullopt;
+  }
   return *std::exchange(ending_.fated, nullptr);
 }
 
