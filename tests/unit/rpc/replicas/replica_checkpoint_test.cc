@@ -516,6 +516,28 @@ TEST(ReplicaCheckpoint, RowsOfAnotherSizeThanWasAskedForAreNotSaved) {
   EXPECT_TRUE(servers.Step().ok()) << "windows go on";
 }
 
+// As one whose device fails.
+TEST(ReplicaCheckpoint, AHeadThatEndsMeanwhileIsNotSaved) {
+  CheckpointFolder folder;
+  CheckpointedServers servers(SetSize{2}, MasterHead(), folder);
+  servers.Compute(100);
+  struct Ending : engine::StateSink {
+    absl::Status Add(const std::string& /*name*/, const std::string& /*key*/,
+                     absl::FunctionRef<absl::Status(const Append& append)> fill) override {
+      absl::Status filled = fill([](std::span<const std::byte> /*bytes*/) { return absl::OkStatus(); });
+      engine->DropHead("h");
+      return filled;
+    }
+    Engine* engine = nullptr;
+  } sink;
+  sink.engine = &servers.engine();
+  const std::shared_ptr<engine::Head> head = servers.all().at(0).head();
+  const absl::Status saved = engine::SaveTogether(head, *servers.set().set(0).FindReplicas(*head), {},
+                                                  engine::SavedWindow::kAsItIs, &sink)
+                                 .status();
+  EXPECT_TRUE(absl::IsUnavailable(saved)) << saved;
+}
+
 // Whoever is killed, and whenever.
 class KilledCheckpointTest : public ::testing::TestWithParam<uint32_t> {
  protected:
