@@ -21,9 +21,10 @@ int main(int argc, char** argv) {
   app.add_flag("--replicas", options.replicas, "two replicas in every schedule");
   app.add_flag("--json", json, "the summary as JSON");
   app.add_option("--sabotage", sabotage, "a device that does what none may")
-      ->check(CLI::IsMember({"none", "repeats_count", "chunk_lost", "reset_forgotten", "step_twice",
-                             "fold_lost", "mark_before_ranks", "rank_skips_batch", "old_epoch_counts",
-                             "mark_without_lost", "replica_left_out", "broken_forgotten"}))
+      ->check(
+          CLI::IsMember({"none", "repeats_count", "chunk_lost", "reset_forgotten", "step_twice", "fold_lost",
+                         "mark_before_ranks", "rank_skips_batch", "old_epoch_counts", "mark_without_lost",
+                         "replica_left_out", "gather_forgotten", "broken_forgotten"}))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   options.sabotage = lossd::simulation::SabotageOf(sabotage);

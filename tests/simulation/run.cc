@@ -32,6 +32,7 @@ Sabotage SabotageOf(const std::string& name) {
                                                          {"old_epoch_counts", Sabotage::kOldEpochCounts},
                                                          {"mark_without_lost", Sabotage::kMarkWithoutLost},
                                                          {"replica_left_out", Sabotage::kReplicaLeftOut},
+                                                         {"gather_forgotten", Sabotage::kGatherForgotten},
                                                          {"broken_forgotten", Sabotage::kBrokenForgotten}};
   const auto found = kNames.find(name);
   return found == kNames.end() ? Sabotage::kNone : found->second;

@@ -116,8 +116,11 @@ class SimBackend : public engine::HeadBackend {
   }
   absl::Status GatherSlices(const ReplicaCommunicators& replicas) override {
     if (absl::Status computed = ComputeStarted(); !computed.ok()) return computed;
+    const std::vector<float> own = weights_.matrix;
     absl::Status gathered = Gather(Hidden(), replicas, &weights_.matrix);
-    return gathered.ok() ? Gather(1, replicas, &weights_.bias) : gathered;
+    if (gathered.ok()) gathered = Gather(1, replicas, &weights_.bias);
+    if (gathered.ok() && gate_->Strikes(Sabotage::kGatherForgotten)) weights_.matrix = own;
+    return gathered;
   }
   absl::Status ReadSum(int64_t first, int64_t rows, float* out) override {
     if (!summed_) return absl::InternalError("there is no sum");

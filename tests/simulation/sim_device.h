@@ -27,6 +27,7 @@ enum class Sabotage {
   kMarkWithoutLost,  // batches count as applied that a rank which is lost has not applied
   // By replicas:
   kReplicaLeftOut,   // what one has is not in the sum
+  kGatherForgotten,  // one steps its rows, and goes on with its own of those that another one steps
   kBrokenForgotten,  // heads go on as alike, though a step of theirs had begun and was not over
 };
 

@@ -38,6 +38,7 @@ bool Schedule::LostServer() {
     ForgetWrite();
     versions_.clear();
     version_ = server_->Create(progress_.weights);
+    if (version_ == 0) Diverge("weights cannot be written");
     versions_[version_] = progress_.weights;
     Replay(progress_);
   } else {

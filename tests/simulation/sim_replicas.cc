@@ -267,6 +267,7 @@ void SimReplicas::Meet() {
   const engine::Agreement agreement = engine::Agree(all, ++histories_);
   Say(agreement.go_back.empty() ? "all meet" : "all meet, and go back");
   if (!agreement.alike.empty()) Count("set goes on");
+  if (!agreement.go_back.empty()) Count("set goes back");
   epoch_ = std::make_shared<SimSetEpoch>();
   agreement_ = agreement;
   for (Process& process : processes_) {

@@ -17,9 +17,9 @@ std::string Text(const Summary& summary) {
 }
 
 TEST(SimulationTest, NoScheduleDiverges) {
-  const Summary summary = RunSchedules({.seed = 1, .schedules = 150});
+  const Summary summary = RunSchedules({.seed = 1, .schedules = 225});
   EXPECT_TRUE(summary.divergent.empty()) << Text(summary);
-  EXPECT_EQ(summary.schedules, 150);
+  EXPECT_EQ(summary.schedules, 225);
   // All of it happens, and not once in a while.
   for (const char* event : {"AbortFlush",
                             "ApplyStep",
@@ -58,12 +58,17 @@ TEST(SimulationTest, NoScheduleDiverges) {
                             "rank of an old epoch is there",
                             "rejected chunk",
                             "reordered",
+                            "replica killed",
                             "repeated answer",
                             "repeated hello refused",
                             "restore",
                             "rival call",
                             "session closed",
                             "session replaced",
+                            "set cut",
+                            "set goes back",
+                            "set goes on",
+                            "set meets broken",
                             "stats",
                             "step",
                             "stream fenced",
@@ -73,6 +78,7 @@ TEST(SimulationTest, NoScheduleDiverges) {
                             "write begun",
                             "write ended",
                             "write forgotten",
+                            "write interrupted",
                             "write undone",
                             "wrong generation",
                             "wrong marks"}) {
@@ -82,7 +88,7 @@ TEST(SimulationTest, NoScheduleDiverges) {
 }
 
 TEST(SimulationTest, ASeedGivesTheSameRunEveryTime) {
-  for (uint64_t seed = 1; seed <= 5; ++seed) {
+  for (uint64_t seed = 1; seed <= 13; ++seed) {
     const RunOptions options{.seed = seed, .schedules = 1, .trace = true};
     const Summary first = RunSchedules(options);
     const Summary second = RunSchedules(options);
@@ -107,7 +113,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, SabotageTest,
                                            Sabotage::kResetForgotten, Sabotage::kStepTwice,
                                            Sabotage::kFoldLost, Sabotage::kMarkBeforeRanks,
                                            Sabotage::kRankSkipsBatch, Sabotage::kOldEpochCounts,
-                                           Sabotage::kMarkWithoutLost));
+                                           Sabotage::kMarkWithoutLost, Sabotage::kReplicaLeftOut,
+                                           Sabotage::kGatherForgotten, Sabotage::kBrokenForgotten));
 #endif
 
 }  // namespace
