@@ -13,12 +13,13 @@ int main(int argc, char** argv) {
       "always gives the same run; the first one that diverges is shown event by event.");
   lossd::simulation::RunOptions options;
   bool json = false;
+  bool replicas = false;
   std::string sabotage = "none";
   app.add_option("--schedules", options.schedules, "how many, of seeds one after the other")
       ->capture_default_str();
   app.add_option("--seed", options.seed, "the first one")->capture_default_str();
   app.add_flag("--trace", options.trace, "show what happens in every schedule");
-  app.add_flag("--replicas", options.replicas, "two replicas in every schedule");
+  app.add_flag("--replicas", replicas, "two replicas in every schedule");
   app.add_flag("--json", json, "the summary as JSON");
   app.add_option("--sabotage", sabotage, "a device that does what none may")
       ->check(
@@ -27,6 +28,7 @@ int main(int argc, char** argv) {
                          "replica_left_out", "gather_forgotten", "broken_forgotten"}))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
+  if (replicas) options.replicas = lossd::simulation::Replicas::kAll;
   options.sabotage = lossd::simulation::SabotageOf(sabotage);
 
   const auto began = std::chrono::steady_clock::now();

@@ -16,7 +16,7 @@ struct RunOptions {
   int64_t schedules = 100;
   int64_t most_divergences = 10;  // then it is enough
   bool trace = false;
-  bool replicas = false;  // ScheduleOptions'
+  Replicas replicas = Replicas::kSome;
   Sabotage sabotage = Sabotage::kNone;
 };
 

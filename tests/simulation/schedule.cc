@@ -40,7 +40,9 @@ Schedule::Schedule(const ScheduleOptions& options)
   server_options_.group = rank_random_.OneIn(2);
   server_options_.tracing = options.tracing == Tracing::kYes;
   slow_rank_ = rank_random_.OneIn(2);
-  server_options_.replicas = set_random_.OneIn(3) || options.replicas;
+  const bool chosen = set_random_.OneIn(3);
+  server_options_.replicas =
+      options.replicas == Replicas::kAll || (chosen && options.replicas == Replicas::kSome);
   if (server_options_.replicas) server_options_.group = false;
   server_options_.on_return = [this](const std::string& tag) { restored_ = tag; };
   const int clients = 1 + random_.Below(kMostClients);

@@ -29,13 +29,15 @@
 namespace lossd::simulation {
 
 enum class Tracing { kNo, kYes };
+// Which schedules have two of them.
+enum class Replicas { kSome, kAll, kNone };
 
 struct ScheduleOptions {
   uint64_t seed = 1;
   Sabotage sabotage = Sabotage::kNone;
   Tracing tracing = Tracing::kNo;
-  bool replicas = false;  // two of them in any case
-  std::string folder;     // for checkpoints; emptied
+  Replicas replicas = Replicas::kSome;
+  std::string folder;  // for checkpoints; emptied
 };
 
 struct Outcome {

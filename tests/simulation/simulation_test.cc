@@ -102,8 +102,12 @@ TEST(SimulationTest, ASeedGivesTheSameRunEveryTime) {
 class SabotageTest : public ::testing::TestWithParam<Sabotage> {};
 
 TEST_P(SabotageTest, IsNoticed) {
-  const Summary summary =
-      RunSchedules({.seed = 1, .schedules = 800, .most_divergences = 1, .sabotage = GetParam()});
+  const bool of_replicas = GetParam() >= Sabotage::kReplicaLeftOut;
+  const Summary summary = RunSchedules({.seed = 1,
+                                        .schedules = 800,
+                                        .most_divergences = 1,
+                                        .replicas = of_replicas ? Replicas::kAll : Replicas::kNone,
+                                        .sabotage = GetParam()});
   EXPECT_GT(summary.sabotaged, 0);
   EXPECT_EQ(summary.divergent.size(), 1U) << "of " << summary.schedules << " schedules";
 }

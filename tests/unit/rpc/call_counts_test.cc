@@ -1,5 +1,6 @@
 #include "server/rpc/connections/call_counts.h"
 
+#include <grpcpp/generic/async_generic_service.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -18,12 +19,11 @@ TEST(CallCounts, CanBeReadWhileServersStartAndEnd) {
     while (!over) (void)counts.Begun();
   });
   for (int made = 0; made < kServers; ++made) {
+    grpc::CallbackGenericService nothing;
     grpc::ServerBuilder builder;
-    const std::unique_ptr<grpc::ServerCompletionQueue> queue = builder.AddCompletionQueue();
+    builder.RegisterCallbackGenericService(&nothing);
     const std::unique_ptr<grpc::Server> server = BuildAndStart(builder);
     EXPECT_NE(server, nullptr);
-    if (server != nullptr) server->Shutdown();
-    queue->Shutdown();
   }
   over = true;
   looks.join();
