@@ -96,7 +96,7 @@ RULES = [
     # Ranks of a group meet before they have a communicator, so this is where the two know of each other.
     (
         "server/rpc/group/",
-        r"server/rpc/(group|convert|fields)/|server/rpc/(calls/worker_pool|compression|connections/acceptor|no_plugins)\.h$|server/engine/(group|common)/|server/engine/device/device_report(_fields)?\.h$|kernels/collectives/(rendezvous|result)\.h$|lossd/group/v1/",
+        r"server/rpc/(group|convert|fields)/|server/rpc/(calls/worker_pool|compression|connections/(acceptor|call_counts)|no_plugins)\.h$|server/engine/(group|common)/|server/engine/device/device_report(_fields)?\.h$|kernels/collectives/(rendezvous|result)\.h$|lossd/group/v1/",
         rf"{DEVICE}|prometheus/",
     ),
     # Replicas meet as ranks do, and serve each other's clients.
