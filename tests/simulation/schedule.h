@@ -228,9 +228,11 @@ class Schedule {
   void RepeatOldCall();
   void CallAsRival();
   void AbortAsOperator();
-  // Whether a call to replicas has failed because one was lost meanwhile, or another call is under way.
+  // Whether a call to replicas has failed because one was lost meanwhile, perhaps with the head, or another
+  // call is under way.
   bool ReplicaWasLost(const absl::Status& status) {
-    return server_->replicas() != nullptr && absl::IsUnavailable(status);
+    if (server_->replicas() == nullptr) return false;
+    return absl::IsUnavailable(status) || (absl::IsNotFound(status) && !SameServer());
   }
   // Whether an operator's abort is the reason why the trainer is told that its flush is not known.
   bool HearsOfAbort(const absl::Status& status);
@@ -322,7 +324,8 @@ class Schedule {
   };
   std::optional<OldCall> old_call_;
   std::optional<HalfWrite> half_write_;
-  const HalfWrite* committing_ = nullptr;  // whose answer is awaited while other things happen
+  bool committing_ = false;                     // an answer is awaited while other things happen
+  std::map<uint64_t, Values> maybe_published_;  // by version
   int64_t replays_ = 0;
 };
 

@@ -163,12 +163,14 @@ void Schedule::SaveCheckpoint() {
   Say("SaveCheckpoint");
   absl::Status status;
   const std::string tag = random_.OneIn(2) ? "s" : "t";
+  const int64_t replays = replays_;
   RunCall([&, progress = progress_] {
     status = server_->engine().SaveCheckpoint(kHead, tag).status();
     if (status.ok()) saved_[newest_ = tag] = {progress, TakeLogs()};
   });
   if (EndLostEpoch()) return;
-  if (!status.ok() && !ReplicaWasLost(status)) Diverge(absl::StrCat("SaveCheckpoint: ", Text(status)));
+  const bool lost = ReplicaWasLost(status) || replays_ != replays;  // the head, in the middle of it
+  if (!status.ok() && !lost) Diverge(absl::StrCat("SaveCheckpoint: ", Text(status)));
 }
 
 // RestoreCheckpoint while the server runs.

@@ -74,15 +74,18 @@ Values Schedule::ContentIn(const Past& past, const std::vector<SessionMarks>& ma
 std::optional<Values> Schedule::WeightsOf(uint64_t version) const {
   const auto known = versions_.find(version);
   if (known != versions_.end()) return known->second;
-  if (committing_ != nullptr && version == version_ + 1) return committing_->weights;
-  if (phase_ != Phase::kEnding || !ending_.by_step || version != version_ + 1) return std::nullopt;
-  Values weights = progress_.weights;
-  weights.Add(ContentOf(ending_.marks), -ending_.scale);
-  return weights;
+  if (phase_ == Phase::kEnding && ending_.by_step && version == version_ + 1) {
+    Values weights = progress_.weights;
+    weights.Add(ContentOf(ending_.marks), -ending_.scale);
+    return weights;
+  }
+  // A write that was lost may have been published at one replica, whose answers come late.
+  const auto maybe = maybe_published_.find(version);
+  return maybe == maybe_published_.end() ? std::nullopt : std::optional(maybe->second);
 }
 
 void Schedule::Tick() {
-  if (LostServer() || server_->head() == nullptr || committing_ != nullptr) return;
+  if (LostServer() || server_->head() == nullptr || committing_) return;
   switch (phase_) {
     case Phase::kIdle:
       return BeginEnding();
@@ -228,6 +231,9 @@ void Schedule::TakeStepped() {
     Say(absl::StrCat("ApplyStep: ", Text(answer.status())));
     if (absl::IsUnavailable(answer.status())) return;
     if (engine::ReasonOf(answer.status()) != RejectReason::kMarks) {
+      // The coordinator has not noticed yet that its call with other marks was cut off.
+      if (server_->replicas() != nullptr && ending_.moved && absl::IsFailedPrecondition(answer.status()))
+        return;
       Diverge(absl::StrCat("ApplyStep: ", Text(answer.status())));
     }
     Count("marks refused");
@@ -416,6 +422,8 @@ void Schedule::AbortAsOperator() {
   if (server_->replicas() != nullptr) server_->WaitUntil([&answer] { return answer->has_value(); });
   const absl::StatusOr<uint64_t> generation = answer->value_or(absl::UnknownError("there is no answer"));
   Say(absl::StrCat("an operator aborts ", info.flush_id, ": ", Text(generation.status())));
+  // Its trainer's commit may be under way, cut off.
+  if (server_->replicas() != nullptr && absl::IsUnavailable(generation.status())) return;
   if (!generation.ok() || *generation != info.generation) {
     Diverge(absl::StrCat("AbortFlush of an operator: ", Text(generation.status())));
   }

@@ -86,9 +86,10 @@ absl::StatusOr<uint64_t> Schedule::CommitThroughLosses(const HalfWrite& write) {
     const auto answer = std::make_shared<std::optional<absl::StatusOr<uint64_t>>>();
     server_->head()->CommitWrite(
         write.id, [answer](const absl::StatusOr<uint64_t>& published) { *answer = published; });
-    committing_ = &write;
+    committing_ = true;
+    maybe_published_[version_ + 1] = write.weights;
     GoOnUntil([&] { return answer->has_value() || is_lost(); });
-    committing_ = nullptr;
+    committing_ = false;
     if (answer->has_value()) version = **answer;
     if (!version.ok()) Count("write interrupted");
     if (!is_lost()) SettleSet();

@@ -437,9 +437,9 @@ TEST_P(Slices, GradientsOfBatchesAreAddedUpAndStayAsTheyAre) {
 
 // Those of deterministic sessions, one after the other, each of which stays as it is.
 TEST_P(Slices, GradientsOfOneReplicaAreAddedToTheSum) {
-  const int32_t size = Most(3);
   for (const int64_t vocab : {kVocab, RowsOfSeveralPieces()}) {
     SCOPED_TRACE(vocab);
+    const int32_t size = vocab == kVocab ? Most(3) : 2;
     HeadConfig config = ConfigOf(kAdamW, Masters().back(), vocab == kVocab ? HeadBias::kYes : HeadBias::kNo);
     config.vocab_size = vocab;
     if (vocab != kVocab) config.hidden_size = 2048;
@@ -454,11 +454,13 @@ TEST_P(Slices, GradientsOfOneReplicaAreAddedToTheSum) {
           gradients.back().get(), 0, vocab, own.dw.data(), config.bias ? own.db.data() : nullptr);
       EXPECT_TRUE(written.ok()) << written;
     }
-    for (int32_t from = size - 1; from >= 0; --from) sum = SumOf({sum, added[static_cast<size_t>(from)]});
+    // One is enough of a large head.
+    const int32_t last = vocab == kVocab ? 0 : size - 1;
+    for (int32_t from = size - 1; from >= last; --from) sum = SumOf({sum, added[static_cast<size_t>(from)]});
     replicas.Together([&](int32_t replica, const ReplicaConnections& others) {
       HeadBackend& backend = replicas.at(replica).backend();
       EXPECT_TRUE(backend.SumSlices(nullptr, others.communicators).ok());
-      for (int32_t from = size - 1; from >= 0; --from) {
+      for (int32_t from = size - 1; from >= last; --from) {
         Gradient* const own = from == replica ? gradients[static_cast<size_t>(from)].get() : nullptr;
         const absl::Status status = backend.AddToSum(own, from, others.communicators);
         EXPECT_TRUE(status.ok()) << status;

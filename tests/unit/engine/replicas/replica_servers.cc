@@ -113,9 +113,7 @@ void ReplicaServer::WriteWeights(uint64_t seed) {
   published.get_future().wait();
 }
 
-Chunk ReplicaServer::Tokens(uint64_t seed, int64_t tokens) const {
-  const std::shared_ptr<Head> of = head();
-  const HeadConfig& config = of->config();
+Chunk ReplicaServer::Tokens(const HeadConfig& config, uint64_t seed, int64_t tokens) {
   Chunk chunk;
   chunk.tokens = tokens;
   std::mt19937_64 random(seed);
@@ -142,7 +140,7 @@ absl::Status ReplicaServer::Send(uint64_t seed, int64_t tokens, uint64_t generat
   absl::Status opened;
   if (!lane_.has_value()) opened = OpenSession();
   if (!opened.ok()) return opened;
-  Chunk chunk = Tokens(seed, tokens);
+  Chunk chunk = Tokens(of->config(), seed, tokens);
   chunk.sequence = sequence_ + 1;
   chunk.generation = generation;
   chunk.mode = mode;

@@ -55,7 +55,7 @@ class ReplicaServer {
     EXPECT_TRUE(computed.ok()) << computed;
   }
   // Seeded hidden states and labels for the head: a chunk without a place.
-  Chunk Tokens(uint64_t seed, int64_t tokens) const;
+  static Chunk Tokens(const HeadConfig& config, uint64_t seed, int64_t tokens);
   // Those of sessions that have added to the window.
   std::vector<SessionMarks> Marks() const { return head()->Info().window_marks; }
   std::vector<float> Weights();

@@ -26,6 +26,7 @@ using engine::FlushInfo;
 using engine::Head;
 using engine::LaneAttachment;
 using engine::RecordingListener;
+using engine::testing::ReplicaServer;
 using ::testing::HasSubstr;
 
 constexpr int64_t kTokens = 7;
@@ -68,7 +69,7 @@ class RankOfTrainer {
   }
   void Send(uint64_t seed, int64_t first, int64_t end, uint64_t generation) {
     const uint64_t own = seed * 1000 + static_cast<uint64_t>(rank_ * 100 + first);
-    Chunk chunk = servers_.all().at(0).Tokens(own, end - first);
+    Chunk chunk = ReplicaServer::Tokens(head_->config(), own, end - first);
     chunk.sequence = ++sequence_;
     chunk.generation = generation;
     chunk.window_token = first;

@@ -258,7 +258,7 @@ class UnrestorableTest {
     const auto listener = std::make_shared<engine::RecordingListener>();
     auto lane = opened->head->AttachLane(opened->info.session_id, 0, listener);
     ASSERT_TRUE(lane.ok()) << lane.status();
-    engine::Chunk chunk = one.all().at(0).Tokens(1, 3);
+    engine::Chunk chunk = engine::testing::ReplicaServer::Tokens(opened->head->config(), 1, 3);
     chunk.sequence = 1;
     chunk.generation = one.generation();
     chunk.window_token = 0;
