@@ -280,8 +280,8 @@ void Schedule::CloseSession(ClientState& client) {
     return std::all_of(lane.log.begin(), lane.log.end(), [](const Entry& entry) { return entry.answered; });
   };
   if (!std::all_of(session.lanes.begin(), session.lanes.end(), all_answered) || LostServer()) return;
-  if (!server_->engine(session.replica).CloseSession(session.id).ok())
-    return;  // it has expired: that shows later
+  const absl::Status closed = server_->engine(session.replica).CloseSession(session.id);
+  if (!closed.ok()) return;  // it has expired: that shows later
   Say(absl::StrCat(session.id, " is closed"));
   Count("session closed");
   for (LaneState& lane : session.lanes) Orphan(lane);

@@ -232,8 +232,8 @@ void Schedule::TakeStepped() {
     if (absl::IsUnavailable(answer.status())) return;
     if (engine::ReasonOf(answer.status()) != RejectReason::kMarks) {
       // The coordinator has not noticed yet that its call with other marks was cut off.
-      if (server_->replicas() != nullptr && ending_.moved && absl::IsFailedPrecondition(answer.status()))
-        return;
+      const bool is_moved = server_->replicas() != nullptr && ending_.moved;
+      if (is_moved && absl::IsFailedPrecondition(answer.status())) return;
       Diverge(absl::StrCat("ApplyStep: ", Text(answer.status())));
     }
     Count("marks refused");
