@@ -209,7 +209,7 @@ absl::StatusOr<HeadCheckpoint> Engine::WriteStateOfAll(Head& head, const Marks& 
 absl::StatusOr<HeadCheckpoint> Engine::WriteState(Head& head, Head::SaveAs as, const Marks& named,
                                                   StateSink* sink) {
   if (options_.place.shared()) {
-    // Who drains loses less by a part of a window, which clients send again, than by no checkpoint.
+    // A drain without a checkpoint loses whole windows; clients send the tokens of this one again.
     const bool drains = as == Head::SaveAs::kDrained;
     return WriteStateOfAll(head, named, drains ? SavedWindow::kWhereItCan : SavedWindow::kAsItIs, sink);
   }

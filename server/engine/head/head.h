@@ -350,8 +350,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void ReleaseCaptured();
 
   // From now on chunks wait, and no window ends, until InstallRestoredPart or CancelRestorePart. `done` gets
-  // OK when what was accepted before is done, and nothing starts on the device any more. UNAVAILABLE if a
-  // call ends the window.
+  // OK when the device has done all accepted chunks, and starts no more of this head. UNAVAILABLE if a call
+  // ends the window.
   void BeginRestorePart(std::function<void(absl::StatusOr<RestoringPart>)> done);
   // Why this head cannot be put back to that, all of which is the coordinator's to read.
   absl::Status CheckRestorable(const HeadCheckpoint& state) const;

@@ -175,7 +175,7 @@ void Head::SealPart(const WindowEnd& end, const std::function<void(absl::StatusO
     if (!answer.has_value()) {
       std::optional<std::vector<SessionMarks>> marks;
       if (!TakesAll(end)) marks = MarksAt(environment_.place, end.marks);
-      // Who looks at whatever is there leaves tiles that are not complete.
+      // A look without marks leaves incomplete tiles of deterministic sessions alone.
       const bool leaves = TakesAll(end) && !ChangesWeights(end.by);
       PostLastLocked({.closes = leaves ? LastTask::Closes::kNone : LastTask::Closes::kAll,
                       .changes_weights = ChangesWeights(end.by),

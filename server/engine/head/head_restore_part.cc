@@ -123,7 +123,8 @@ void Head::FinishRestorePart(const RestoredPart& part, std::shared_ptr<const Sta
   });
 }
 
-// Beyond that which the head's deterministic sessions have, and those of a restore that broke off.
+// Takes memory for the checkpoint's deterministic sessions, less what the head's sessions and an earlier
+// restore have.
 absl::StatusOr<std::vector<SessionMemory>> Head::MemoryForRestored(const HeadCheckpoint& state) {
   int64_t missing = std::count_if(state.sessions.begin(), state.sessions.end(),
                                   [](const SessionCheckpoint& entry) { return entry.tiles.has_value(); });

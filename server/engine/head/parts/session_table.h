@@ -153,8 +153,8 @@ class SessionTable {
 
   bool IsDeterministic(const std::string& session_id) const { return deterministic_.contains(session_id); }
   int64_t deterministic_count() const { return static_cast<int64_t>(deterministic_.size()); }
-  // The gradients of those that have places in the window, by rank: the order in which they are summed. While
-  // the window is sealed they are the same.
+  // Gradients of sessions with tokens in the window, by rank: the order of their sum. A sealed window keeps
+  // the list as it is.
   std::vector<Gradient*> GradientsInOrder() const;
   std::vector<int32_t> RanksInOrder() const;  // of the same sessions
   // The memory of their gradients and tiles.
